@@ -47,8 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=positive, nargs=count, help=what)
     parser.add_argument("--quick", action="store_true", help="only try the command, in seconds")
     _add_bound_flags(parser.add_argument_group("bound"))
-    for name in ("--no-products", "--no-training"):
-        parser.add_argument(name, action="store_true", help="without effect now")
     output = parser.add_argument_group("output")
     add_json_flag(output)
     add_picture_flag(output, what="draw the rates")

@@ -205,6 +205,15 @@ class LogitBias:
         return ()
 
 
+PENALTIES = (
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The settings of sampling that `make_processors` takes; `make_sampler` takes the others."""
+
+
 @checks_names
 def make_processors(
     repetition_penalty: float = 1.0,

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from ..ops import gated_delta_rule, gated_rms_norm
+from ..ops import gated_delta_rule
 from ..ops.gated_delta_net import HeadSizes, convolved_heads
 from .arguments import check_sequences, check_sizes
 from .context import Context
@@ -177,10 +176,3 @@ class DeltaRuleMixer(TokenMixer):
         values = mx.broadcast_to(mx.eye(length), (batch, self.num_heads, length, length))
         memory = mx.zeros((batch, self.num_heads, self._sizes.key_dim, length))
         return gated_delta_rule(q, k, values, *self.steps(*others), memory)[0]
-
-
-def gated_output(norm: nn.Module, o: mx.array, gate: mx.array) -> mx.array:
-    """The norm of what was read, times the swish of a gate `(B, L, H V)`; `(B, L, H, V)`."""
-    gate = mx.unflatten(gate, -1, o.shape[2:])
-    y: mx.array = gated_rms_norm(o, gate, norm["weight"], eps=norm.eps)
-    return y

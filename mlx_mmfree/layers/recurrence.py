@@ -1,8 +1,9 @@
 """The common parts of recurrences: gates, and sums over what was read."""
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ..ops import gated_linear_attention, linear_scan
+from ..ops import gated_linear_attention, gated_rms_norm, linear_scan
 from ..ops.activations import silu
 from .context import Context
 
@@ -52,6 +53,12 @@ def gated_recurrence(
         gate = mx.where(context.valid[..., None], gate, 1.0)
         i = mx.where(context.valid[..., None], i, 0.0)
     return linear_scan(gate, i, hidden)
+
+
+def gated_output(norm: nn.Module, o: mx.array, gate: mx.array) -> mx.array:
+    """The norm of what heads have read, `(B, L, H, V)`, times the swish of a gate `(B, L, H V)`."""
+    gate = mx.unflatten(gate, -1, o.shape[2:])
+    return mx.flatten(gated_rms_norm(o, gate, norm["weight"], eps=norm.eps), 2)
 
 
 def weights_of_gates(gate: mx.array, free: mx.array) -> mx.array:

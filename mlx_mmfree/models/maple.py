@@ -17,14 +17,14 @@ from ..layers.attention.options import AttentionNorms, KeyValueCache
 from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import GQA
-from .parts.architecture import Architecture, GGUFFormat, Published, Stacked, draw_weights
+from .parts import experts
+from .parts.architecture import Architecture, GGUFFormat, Published, draw_weights
 from .parts.block import Block
 from .parts.fields import integer, key, number
 from .parts.stack import Decoder
 from .parts.transformer import TINY, TransformerConfig, weight_names
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,7 @@ class Config(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_experts_per_tok > self.num_experts:
-            raise CheckpointError(
-                "[config.json] 'num_experts_per_tok' must be at most 'num_experts' but got "
-                f"{self.num_experts_per_tok} of {self.num_experts}."
-            )
+        experts.check_experts(self)
         if self.rotary_dims % 2 or self.rotary_dims != self.head_dim * self.partial_rotary_factor:
             raise CheckpointError(
                 "[config.json] 'partial_rotary_factor' must give an even number of the "
@@ -140,7 +136,6 @@ def _newer_name(name: str, names: Collection[str]) -> str:
     )
 
 
-_MLP = "model.layers.{}.mlp"
 _NAMES = {
     **{
         name: ours
@@ -150,17 +145,12 @@ _NAMES = {
     "model.word_embeddings": "embed",
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
     "model.layers.{}.self_attn.k_norm.weight": "blocks.{}.token_mixer.key_norm.weight",
-    f"{_MLP}.gate": "blocks.{}.channel_mixer.router",
-    **{f"{_MLP}.switch_mlp.{name}": f"blocks.{{}}.channel_mixer.{name}" for name in _EXPERTS},
-    **{
-        f"{_MLP}.experts.{{}}.{name}": Stacked(f"blocks.{{}}.channel_mixer.{name}")
-        for name in _EXPERTS
-    },
+    **experts.WEIGHT_NAMES,
     "lm_head_flash": None,
 }
 
 _GGUF_KEYS = (
-    *("expert_count", "expert_used_count", "expert_feed_forward_length"),
+    *experts.GGUF_KEYS,
     *("attention.sliding_window", "attention.sliding_window_pattern"),
     *("rope.dimension_count", "swiglu_clamp_exp"),
 )
@@ -172,9 +162,7 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
     pattern = pattern if isinstance(pattern, list) else [pattern] * integer(given, "block_count")
     head_dim = integer(given, "attention.key_length", None)
     return {
-        "num_experts": given["expert_count"],
-        "num_experts_per_tok": given["expert_used_count"],
-        "moe_intermediate_size": given["expert_feed_forward_length"],
+        **experts.read_gguf(given),
         "sliding_window": given["attention.sliding_window"],
         "layer_types": [SLIDING if is_sliding else FULL for is_sliding in pattern],
         "partial_rotary_factor": integer(given, "rope.dimension_count") / head_dim,
@@ -183,13 +171,15 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_gguf(config: Config) -> dict[str, Any]:
+    """Like `GGUFFormat.write`."""
     layers = config.layer_types
-    values = (
-        *(config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size),
-        *(config.sliding_window, [kind == SLIDING for kind in layers]),
-        *(config.rotary_dims, [config.swiglu_limit] * len(layers)),
-    )
-    return dict(zip(_GGUF_KEYS, values, strict=True))
+    return {
+        **experts.write_gguf(config),
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == SLIDING for kind in layers],
+        "rope.dimension_count": config.rotary_dims,
+        "swiglu_clamp_exp": [config.swiglu_limit] * len(layers),
+    }
 
 
 ARCHITECTURE = Architecture(
@@ -199,16 +189,13 @@ ARCHITECTURE = Architecture(
     weight_names=_NAMES,
     newer_name=_newer_name,
     packed_formats=("mmfree", "affine"),
-    why_no_base="its feed-forward is a mixture of experts, which a hybrid has no names for",
+    why_no_base=experts.WHY_NO_BASE,
     gguf={
         "maple": GGUFFormat(
             {"model_type": "maple"},
             names={
                 "token_embd.weight": "model.word_embeddings.weight",
-                "blk.{}.ffn_gate_inp.weight": f"{_MLP}.gate.weight",
-                "blk.{}.ffn_gate_exps.weight": f"{_MLP}.switch_mlp.gate_proj.weight",
-                "blk.{}.ffn_up_exps.weight": f"{_MLP}.switch_mlp.up_proj.weight",
-                "blk.{}.ffn_down_exps.weight": f"{_MLP}.switch_mlp.down_proj.weight",
+                **experts.GGUF_NAMES,
             },
             own_keys=_GGUF_KEYS,
             read=_read_gguf,

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..channel_mixers import MixtureOfExperts
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from . import qwen3
-from .parts.architecture import Architecture, GGUFFormat, Stacked, draw_weights
+from .parts import experts
+from .parts.architecture import Architecture, GGUFFormat, draw_weights
 from .parts.fields import agreed, integer, key
 from .parts.stack import Decoder
 from .parts.transformer import TINY, build_transformer
 
-_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 _FIXED: Mapping[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
@@ -48,11 +48,7 @@ class Config(qwen3.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_experts_per_tok > self.num_experts:
-            raise CheckpointError(
-                "[config.json] 'num_experts_per_tok' must be at most 'num_experts' but got "
-                f"{self.num_experts_per_tok} of {self.num_experts}."
-            )
+        experts.check_experts(self)
         if self.linears is not None or self.mlp_bias:
             asked = "mlp_bias" if self.linears is None else "quantization_config"
             raise UnsupportedModelError(
@@ -81,43 +77,20 @@ def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training variant."""
     model = build_transformer(config, qk_norm_eps=config.rms_norm_eps)
     for block in model.blocks:
-        experts = MixtureOfExperts(
+        mixture = MixtureOfExperts(
             config.hidden_size,
             hidden_dims=config.moe_intermediate_size,
             num_experts=config.num_experts,
             num_chosen=config.num_experts_per_tok,
         )
-        block.channel_mixer = draw_weights(experts, config.initializer_range)
+        block.channel_mixer = draw_weights(mixture, config.initializer_range)
     return model
 
 
-_MLP = "model.layers.{}.mlp"
 WEIGHT_NAMES = {
     **{name: ours for name, ours in qwen3.WEIGHT_NAMES.items() if ".mlp." not in name},
-    f"{_MLP}.gate": "blocks.{}.channel_mixer.router",
-    **{f"{_MLP}.switch_mlp.{name}": f"blocks.{{}}.channel_mixer.{name}" for name in _EXPERTS},
-    **{
-        f"{_MLP}.experts.{{}}.{name}": Stacked(f"blocks.{{}}.channel_mixer.{name}")
-        for name in _EXPERTS
-    },
+    **experts.WEIGHT_NAMES,
 }
-
-_GGUF_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
-
-
-def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `GGUFFormat.read`."""
-    return {
-        "num_experts": given["expert_count"],
-        "num_experts_per_tok": given["expert_used_count"],
-        "moe_intermediate_size": given["expert_feed_forward_length"],
-    }
-
-
-def _write_gguf(config: Config) -> dict[str, Any]:
-    """Like `GGUFFormat.write`."""
-    values = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
-    return dict(zip(_GGUF_KEYS, values, strict=True))
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
@@ -141,15 +114,10 @@ ARCHITECTURE = Architecture(
     gguf={
         "qwen3moe": GGUFFormat(
             {"model_type": "qwen3_moe", **_FIXED},
-            names={
-                "blk.{}.ffn_gate_inp.weight": f"{_MLP}.gate.weight",
-                "blk.{}.ffn_gate_exps.weight": f"{_MLP}.switch_mlp.gate_proj.weight",
-                "blk.{}.ffn_up_exps.weight": f"{_MLP}.switch_mlp.up_proj.weight",
-                "blk.{}.ffn_down_exps.weight": f"{_MLP}.switch_mlp.down_proj.weight",
-            },
-            own_keys=_GGUF_KEYS,
-            read=_read_gguf,
-            write=_write_gguf,
+            names=experts.GGUF_NAMES,
+            own_keys=tuple(experts.GGUF_KEYS),
+            read=experts.read_gguf,
+            write=experts.write_gguf,
         )
     },
     gguf_name=lambda config: "qwen3moe",
@@ -161,5 +129,5 @@ ARCHITECTURE = Architecture(
         "moe_intermediate_size": 16,
         **_FIXED,
     },
-    why_no_base="its feed-forward is a mixture of experts, which a hybrid has no names for",
+    why_no_base=experts.WHY_NO_BASE,
 )

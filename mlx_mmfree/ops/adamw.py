@@ -1,6 +1,7 @@
 """A step of the optimizer AdamW for one parameter."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
@@ -68,35 +69,18 @@ def reference(
     return parameter * decay - numerator * m / (mx.sqrt(v) * denominator + eps), m, v
 
 
-def native(
-    parameter: mx.array,
-    gradient: mx.array,
-    m: mx.array,
-    v: mx.array,
-    factors: mx.array,
-    betas: tuple[float, float],
-    eps: float,
-) -> tuple[mx.array, mx.array, mx.array]:
+def native(*arguments: Any) -> tuple[mx.array, mx.array, mx.array]:
     """One pass in C++ that changes arrays in place where nothing else holds them.
 
     A gradient may lie in memory as a transposed matrix does.
     """
-    updated: tuple[mx.array, mx.array, mx.array] = _kernel()(
-        parameter, gradient, m, v, factors, *betas, eps
-    )
+    *arrays, betas, eps = arguments
+    updated: tuple[mx.array, mx.array, mx.array] = _kernel()(*arrays, *betas, eps)
     return updated
 
 
-def _unsupported(
-    parameter: mx.array,
-    gradient: mx.array,
-    m: mx.array,
-    v: mx.array,
-    factors: mx.array,
-    betas: tuple[float, float],
-    eps: float,
-) -> str | None:
-    for array in (parameter, gradient, m, v):
+def _unsupported(*arguments: Any) -> str | None:
+    for array in arguments[:4]:
         if array.dtype != mx.float32:
             return f"an argument is {array.dtype}"
     return None

@@ -180,13 +180,7 @@ def _native(
     return heads
 
 
-def _unsupported(
-    projected: mx.array,
-    rotation: Rotation,
-    num_heads: int,
-    num_kv_heads: int,
-    is_interleaved: bool,
-) -> str | None:
+def _unsupported(projected: mx.array, *others: Any) -> str | None:
     return None if projected.dtype in FLOATS else f"'projected' is {projected.dtype}"
 
 

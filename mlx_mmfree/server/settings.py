@@ -47,13 +47,6 @@ MOST_PIPELINED = 16
 """Requests that may be sent on a connection before the first of them is answered."""
 
 
-PENALTIES = (
-    "repetition_penalty",
-    "repetition_context_size",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""The arguments of `make_processors`."""
 _USUAL: Mapping[str, float] = {
     "temp": 1.0,
     "top_p": 1.0,

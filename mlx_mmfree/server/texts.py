@@ -18,12 +18,13 @@ from ..generation.answers.reasoning import (
 )
 from ..generation.answers.stop_strings import TextEnd
 from ..generation.prompts import prompt_tokens
+from ..generation.sampling import PENALTIES
 from ..generation.scheduling import Request
 from ..tokenizer.chat import EFFORT
 from .conversation import CallRules, arrangements, call_rules, turns_of
 from .errors import RequestError
 from .schemas import ChatRequest, Message, TextRequest
-from .settings import MAX_PROBABILITIES, PENALTIES, ServedModel, Settings
+from .settings import MAX_PROBABILITIES, ServedModel, Settings
 from .tool_calls.call_formats import USUAL_FORMAT
 
 

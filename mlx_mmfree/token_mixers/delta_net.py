@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
-from ..layers.delta_rule import DeltaRuleMixer, DeltaRuleState, gated_output
+from ..layers.delta_rule import DeltaRuleMixer, DeltaRuleState
 from ..layers.dense import Linear
 from ..layers.mixer import Linears
+from ..layers.recurrence import gated_output
 from ..ops import rms_norm
 
 
@@ -101,8 +102,9 @@ class DeltaNet(DeltaRuleMixer):
         *g, state, context = others
         o, state = self.attend(q, k, v, self.steps(b), state, context)
         norm = self["output_norm"]
-        y = gated_output(norm, o, *g) if g else rms_norm(o, norm["weight"], eps=norm.eps)
-        return mx.flatten(y, 2), state
+        if g:
+            return gated_output(norm, o, *g), state
+        return mx.flatten(rms_norm(o, norm["weight"], eps=norm.eps), 2), state
 
     def steps(self, b: mx.array, *others: mx.array) -> tuple[mx.array, None]:
         return self.beta(b), None

@@ -10,6 +10,7 @@ from ..layers.context import Context
 from ..layers.dense import Linear
 from ..layers.fusing import Parts, columns
 from ..layers.mixer import Linears
+from ..layers.recurrence import gated_output
 from ..ops.gated_delta_net import delta_rule_inputs, delta_rule_output, head_gates
 from ..ops.gated_delta_rule import led_by_delta_rule
 
@@ -121,7 +122,7 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
         context: Context,
     ) -> tuple[mx.array, delta_rule.DeltaRuleState]:
         o, state = self.attend(q, k, v, self.steps(g, b, a), state, context)
-        return mx.flatten(delta_rule.gated_output(self["output_norm"], o, g), 2), state
+        return gated_output(self["output_norm"], o, g), state
 
     def steps(self, g: mx.array, b: mx.array, a: mx.array) -> tuple[mx.array, mx.array]:
         return self.beta(b), head_gates(a, self["decay_log"], self["step_bias"])

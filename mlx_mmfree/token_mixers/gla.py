@@ -10,8 +10,8 @@ from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..layers.norms import RMSNorm
-from ..layers.recurrence import weights_of_recurrence
-from ..ops import gated_linear_attention, gated_rms_norm
+from ..layers.recurrence import gated_output, weights_of_recurrence
+from ..ops import gated_linear_attention
 from ..ops.activations import log_sigmoid
 
 
@@ -136,10 +136,7 @@ class GLA(TokenMixer):
         o, memory = gated_linear_attention(
             q, k, v, f, state.memory, valid=context.valid, starts=context.starts
         )
-        norm = self["output_norm"]
-        g = mx.unflatten(g, -1, (self.num_heads, -1))
-        y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
-        return mx.flatten(y, 2), GLAState(memory)
+        return gated_output(self["output_norm"], o.swapaxes(1, 2), g), GLAState(memory)
 
     def _heads(self, q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, ...]:
         """Queries, keys and forget gates in heads."""

@@ -12,8 +12,8 @@ from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.norms import RMSNorm
-from ..layers.recurrence import weights_of_recurrence
-from ..ops import gated_linear_attention, gated_rms_norm
+from ..layers.recurrence import gated_output, weights_of_recurrence
+from ..ops import gated_linear_attention
 
 
 class RetNetState(NamedTuple):
@@ -136,10 +136,7 @@ class RetNet(TokenMixer):
         o, memory = gated_linear_attention(
             q, k, v, decay, state.memory, valid=context.valid, starts=context.starts
         )
-        norm = self["output_norm"]
-        g = mx.unflatten(g, -1, (self.num_heads, -1))
-        y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
-        return mx.flatten(y, 2), RetNetState(memory, position)
+        return gated_output(self["output_norm"], o.swapaxes(1, 2), g), RetNetState(memory, position)
 
     def _heads(
         self, q: mx.array, k: mx.array, positions: mx.array

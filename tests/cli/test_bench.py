@@ -57,7 +57,7 @@ def test_two_lines_of_the_packaged_model(
 
 
 def test_json(capsys: Captured, folder: Path) -> None:
-    flags = ["--threads", "1", "--no-products", "--no-training"]
+    flags = ["--threads", "1"]
     shown = report(capsys, "--model", str(folder), *flags)
     assert set(shown) == {"machine", "metrics", "memory", "is_complete"}
     assert shown["is_complete"]

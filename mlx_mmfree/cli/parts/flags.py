@@ -340,26 +340,18 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-_PENALTIES = (
-    "repetition_penalty",
-    "repetition_context_size",
-    "presence_penalty",
-    "frequency_penalty",
-)
-
-
 def sampler_from(args: argparse.Namespace, special_tokens: Sequence[int]) -> "Sampler":
     """The sampler that the flags ask for; XTC never drops `special_tokens`."""
-    from ...generation import make_sampler
+    from ...generation.sampling import PENALTIES, make_sampler
 
     given = given_sampling(args)
-    values = {name: value for name, value in given.items() if name not in _PENALTIES}
+    values = {name: value for name, value in given.items() if name not in PENALTIES}
     return make_sampler(**values, xtc_special_tokens=special_tokens)
 
 
 def processors_from(args: argparse.Namespace) -> "list[LogitsProcessor]":
     """The penalties that the flags ask for."""
-    from ...generation import make_processors
+    from ...generation.sampling import PENALTIES, make_processors
 
     given = given_sampling(args)
-    return make_processors(**{name: given[name] for name in _PENALTIES if name in given})
+    return make_processors(**{name: given[name] for name in PENALTIES if name in given})

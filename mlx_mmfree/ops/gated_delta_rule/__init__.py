@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..backend.cost import Call, Cost, meeting, work
 from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
-from .definition import chunked, reference
+from .definition import Inputs, chunked, reference
 from .metal import metal, unsupported
 
 
@@ -88,7 +88,8 @@ def gated_delta_rule(
         f, a = mx.where(begins, none, f), mx.where(begins, none, a)
     if q.size == 0 or v.size == 0:
         return mx.zeros(v.shape, dtype), state.astype(mx.float32)
-    o, last = _operation(q, written, v, a, f, state.astype(mx.float32), b)
+    inputs = [q, written, v, a, f, state.astype(mx.float32), *([] if b is None else [b])]
+    o, last = _operation(*inputs)
     return o.astype(dtype), last
 
 
@@ -98,7 +99,7 @@ def led_by_delta_rule(
     """`gated_delta_rule` of what `delta_rule_inputs` returns: keys times what they are multiplied by."""
     if q.size == 0 or v.size == 0:
         return mx.zeros(v.shape), state
-    o, last = _operation(q, written, v, read, f, state, None)
+    o, last = _operation(q, written, v, read, f, state)
     return o, last
 
 
@@ -132,17 +133,9 @@ def _check_given(
         )
 
 
-def native(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
+def native(*arrays: mx.array) -> tuple[mx.array, mx.array]:
     """C++, some columns of a state in the cache, and its gradient."""
-    o, last = _kernel()(q, k, v, a, f, state, b)
+    o, last = _kernel()(*Inputs(*arrays))
     return o, last
 
 
@@ -178,7 +171,7 @@ def _examples() -> Iterator[Example]:
         state = mx.zeros((1, 1, keys, values))
         for width, has_removal in product((1, keys), (False, True)):
             f = mx.ones((1, 1, length, width))
-            yield Example((x, x, v, x, f, state, x if has_removal else None))
+            yield Example((x, x, v, x, f, state, *([x] if has_removal else [])))
 
 
 _kernel = native_kernel("gated_delta_rule", _gradient)

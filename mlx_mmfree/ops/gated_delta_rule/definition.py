@@ -24,16 +24,31 @@ from ..gated_linear_attention.definition import (
 from ..splitting import positions
 
 
-def reference(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
-    """One position after the other. What is read under `a` is taken away under `b`, or under `k`."""
+class Inputs(NamedTuple):
+    """The arrays that backends take, all float32.
+
+    Attributes:
+        q: Queries `(B, H, L, K)`.
+        k: Keys, times how much is replaced.
+        v: Values `(B, H, L, V)`.
+        a: What the state is read under before it is written, `(B, H, L, K)`.
+        f: Gates, `(B, H, L, K)` or `(B, H, L, 1)`.
+        state: The state before, `(B, H, K, V)`.
+        b: What the result of that reading is taken away under, `(B, H, L, K)`; `None`: under `k`.
+    """
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    a: mx.array
+    f: mx.array
+    state: mx.array
+    b: mx.array | None = None
+
+
+def reference(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+    """One position after the other, of `Inputs`."""
+    q, k, v, a, f, state, b = Inputs(*arrays)
     last, outputs = state, []
     steps = [positions(x, axis=2) for x in (q, k, v, a, f, k if b is None else b)]
     for query, key, value, read, gate, removed in zip(*steps, strict=True):
@@ -75,18 +90,10 @@ class Chunks(NamedTuple):
     outputs: mx.array | None = None
 
 
-def chunked(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
-    if q.shape[2] == 1:
-        return reference(q, k, v, a, f, state, b)
-    o, last = _with_gradient(q, k, v, a, f, state, *([] if b is None else [b]))
+def chunked(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+    if Inputs(*arrays).q.shape[2] == 1:
+        return reference(*arrays)
+    o, last = _with_gradient(*arrays)
     return o, last
 
 
@@ -136,19 +143,10 @@ def lead_gradient(
     return of_gates, of_keys, of_reads, -falling, d_state, *(after for _ in added)
 
 
-def compute(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-    *,
-    lead: Lead = lead,
-) -> tuple[mx.array, mx.array]:
+def compute(*arrays: mx.array, lead: Lead = lead) -> tuple[mx.array, mx.array]:
     """The operation in chunks, with everything in its graph kept for the gradient."""
-    return led(parallel_part(q, k, v, a, f, b, inverse_of), state, v.shape[2], lead)
+    inputs = Inputs(*arrays)
+    return led(parallel_part(inputs, inverse_of), inputs.state, inputs.v.shape[2], lead)
 
 
 def led(chunks: Chunks, state: mx.array, length: int, lead: Lead) -> tuple[mx.array, mx.array]:
@@ -178,16 +176,9 @@ def gradient(
 _with_gradient = with_reference_gradient(compute, compute, gradient, is_differentiable=True)
 
 
-def parallel_part(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    b: mx.array | None,
-    inverse: Callable[[mx.array], mx.array],
-) -> Chunks:
+def parallel_part(inputs: Inputs, inverse: Callable[[mx.array], mx.array]) -> Chunks:
     """All that needs no state. The last chunk is filled up with what changes nothing."""
+    q, k, v, a, f, _, b = inputs
     length = v.shape[2]
     # a power of two, since it is halved
     size = min(CHUNK_LENGTH, 1 << (length - 1).bit_length())

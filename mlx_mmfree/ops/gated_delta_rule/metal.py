@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH
-from .definition import compute, gradient, reference
+from .definition import Inputs, compute, gradient, reference
 from .metal_chunks import columns_and_piece, in_launches, lead_in_one_launch
 
 PIECE = 16
@@ -142,15 +142,8 @@ _step_kernels = {
 }
 
 
-def unsupported(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> str | None:
+def unsupported(*arrays: mx.array) -> str | None:
+    q, _, _, _, f, state, b = Inputs(*arrays)
     keys, values = state.shape[2:]
     if keys > MAX_KEYS:
         return f"it takes up to {MAX_KEYS} dims of a key"
@@ -174,16 +167,8 @@ def unsupported(
     )
 
 
-def metal(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
-    o, last = _with_gradient(q, k, v, a, f, state, *([] if b is None else [b]))
+def metal(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+    o, last = _with_gradient(*arrays)
     return o, last
 
 
@@ -252,22 +237,14 @@ def _launch(
     )
 
 
-def _computed(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
-    if q.shape[2] > MAX_LENGTH:
-        return in_launches(q, k, v, a, f, state, b)
-    kernel = _step_kernels[_gate(f, q.shape[3]), b is not None]
-    inputs = [q, k, v, a, f, state, *([] if b is None else [b])]
-    o, last = _launch(
-        kernel, inputs, [v.shape, state.shape], _columns(q.shape[3], v.shape[3], b is not None)
-    )
+def _computed(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+    inputs = Inputs(*arrays)
+    if inputs.q.shape[2] > MAX_LENGTH:
+        return in_launches(inputs)
+    keys, values = inputs.state.shape[2:]
+    kernel = _step_kernels[_gate(inputs.f, keys), inputs.b is not None]
+    columns = _columns(keys, values, inputs.b is not None)
+    o, last = _launch(kernel, list(arrays), [inputs.v.shape, inputs.state.shape], columns)
     return o, last
 
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH, in_chunks
-from .definition import Chunks, lead, lead_gradient, led, parallel_part
+from .definition import Chunks, Inputs, lead, lead_gradient, led, parallel_part
 
 _PIECE = 16
 _PARTS = 8
@@ -350,8 +350,9 @@ _with_gradient = with_reference_gradient(
 )
 
 
-def _with_gates_of_heads(q: mx.array, k: mx.array, v: mx.array, a: mx.array, f: mx.array) -> Chunks:
+def _with_gates_of_heads(inputs: Inputs) -> Chunks:
     """Like `parallel_part`, with chunks of about the same length."""
+    q, k, v, a, f, *_ = inputs
     length = v.shape[2]
     size = -(-length // -(-length // CHUNK_LENGTH))
     q, k, v, a = (in_chunks(x, size) for x in (q, k, v, a))
@@ -365,18 +366,10 @@ def _with_gates_of_heads(q: mx.array, k: mx.array, v: mx.array, a: mx.array, f: 
     return Chunks(gates, k * after, inverse @ (a * before), inverse @ v, q * until, weights)
 
 
-def in_launches(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
+def in_launches(inputs: Inputs) -> tuple[mx.array, mx.array]:
     """The operation in chunks, of which nothing is kept for the gradient."""
-    if b is None and f.shape[3] < q.shape[3]:
-        chunks = _with_gates_of_heads(q, k, v, a, f)
+    if inputs.b is None and inputs.f.shape[3] < inputs.q.shape[3]:
+        chunks = _with_gates_of_heads(inputs)
     else:
-        chunks = parallel_part(q, k, v, a, f, b, inverse_in_one_launch)
-    return led(chunks, state, v.shape[2], _led_in_one_launch)
+        chunks = parallel_part(inputs, inverse_in_one_launch)
+    return led(chunks, inputs.state, inputs.v.shape[2], _led_in_one_launch)

@@ -41,9 +41,6 @@ class Walk:
         self._layers = course.layers
         self._arguments = course.layers.model.block_arguments()
 
-    def _of(self, layer: int) -> list[str]:
-        return self._layers.linears[layer]
-
     def is_done(self, number: int) -> bool:
         """Whether a window is finished."""
         return self._file(number).exists()

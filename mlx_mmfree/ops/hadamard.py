@@ -1,7 +1,7 @@
 """The signed Walsh-Hadamard transform of blocks, by which weights are rotated."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -375,10 +375,10 @@ def hadamard_of_norm(
 
 def _norm_reference(
     x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
-) -> tuple[mx.array, mx.array]:
+) -> list[mx.array]:
     """The definition, in terms of the other operations."""
     normed = rms_norm(x, weight, eps=eps)
-    return hadamard(normed, block, signs), normed
+    return [hadamard(normed, block, signs), normed]
 
 
 def hadamard_of_sum(
@@ -428,10 +428,10 @@ def hadamard_of_sum(
 
 def _sum_reference(
     x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
-) -> tuple[mx.array, mx.array]:
+) -> list[mx.array]:
     """The definition, in terms of the other operations."""
     summed = x + branch
-    return hadamard(rms_norm(summed, weight, eps=eps), block, signs), summed
+    return [hadamard(rms_norm(summed, weight, eps=eps), block, signs), summed]
 
 
 def hadamard_of_gate(x: mx.array, block: int, signs: mx.array) -> mx.array:
@@ -479,39 +479,6 @@ def _norm_in_one_launch(
     return _launch(_norm_kernel, x, signs, block, others=others)
 
 
-def _norm_definition(
-    block: int, eps: float, x: mx.array, weight: mx.array, signs: mx.array
-) -> list[mx.array]:
-    return list(_norm_reference(x, weight, signs, block, eps))
-
-
-def _norm_metal(
-    x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
-) -> tuple[mx.array, mx.array]:
-    """One launch, in which each block's threadgroup finds the mean square of its row."""
-    run = with_reference_gradient(
-        partial(_norm_in_one_launch, block, eps), partial(_norm_definition, block, eps)
-    )
-    y, normed = run(x, weight, signs)
-    return y, normed
-
-
-def _norm_unsupported(
-    x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
-) -> str | None:
-    if reason := not_floats(x, weight) or _too_small(block):
-        return reason
-    return self_check.kernel_fault(
-        "hadamard_of_norm",
-        partial(_norm_in_one_launch, block, eps),
-        partial(_norm_definition, block, eps),
-        partial(_norm_to_check, x.dtype, weight.dtype, block),
-        dtype=x.dtype,
-        weight=weight.dtype,
-        block=block,
-    )
-
-
 def _norm_to_check(dtype: mx.Dtype, weight: mx.Dtype, block: int) -> list[mx.array]:
     x, signs = _check_inputs(dtype, True, block)
     assert signs is not None
@@ -525,39 +492,6 @@ def _sum_in_one_launch(
     return _launch(_sum_kernel, x, signs, block, others=others)
 
 
-def _sum_definition(
-    block: int, eps: float, x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array
-) -> list[mx.array]:
-    return list(_sum_reference(x, branch, weight, signs, block, eps))
-
-
-def _sum_metal(
-    x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
-) -> tuple[mx.array, mx.array]:
-    """One launch, in which each block's threadgroup adds the whole row for its mean square."""
-    run = with_reference_gradient(
-        partial(_sum_in_one_launch, block, eps), partial(_sum_definition, block, eps)
-    )
-    y, summed = run(x, branch, weight, signs)
-    return y, summed
-
-
-def _sum_unsupported(
-    x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
-) -> str | None:
-    if reason := not_floats(x, weight) or _too_small(block):
-        return reason
-    return self_check.kernel_fault(
-        "hadamard_of_sum",
-        partial(_sum_in_one_launch, block, eps),
-        partial(_sum_definition, block, eps),
-        partial(_sum_to_check, x.dtype, weight.dtype, block),
-        dtype=x.dtype,
-        weight=weight.dtype,
-        block=block,
-    )
-
-
 def _sum_to_check(dtype: mx.Dtype, weight: mx.Dtype, block: int) -> list[mx.array]:
     x, *others = _norm_to_check(dtype, weight, block)
     return [x, x[..., ::-1] * 3.0, *others]
@@ -566,32 +500,6 @@ def _sum_to_check(dtype: mx.Dtype, weight: mx.Dtype, block: int) -> list[mx.arra
 def _gate_in_one_launch(block: int, x: mx.array, signs: mx.array) -> mx.array:
     (y,) = _launch(_gate_kernel, x, signs, block)
     return y
-
-
-def _gate_definition(block: int, x: mx.array, signs: mx.array) -> mx.array:
-    return _gate_reference(x, signs, block)
-
-
-def _gate_metal(x: mx.array, signs: mx.array, block: int) -> mx.array:
-    """One launch."""
-    run = with_reference_gradient(
-        partial(_gate_in_one_launch, block), partial(_gate_definition, block)
-    )
-    y: mx.array = run(x, signs)
-    return y
-
-
-def _gate_unsupported(x: mx.array, signs: mx.array, block: int) -> str | None:
-    if reason := not_floats(x) or _too_small(block):
-        return reason
-    return self_check.kernel_fault(
-        "hadamard_of_gate",
-        partial(_gate_in_one_launch, block),
-        partial(_gate_definition, block),
-        partial(_gate_to_check, x.dtype, block),
-        dtype=x.dtype,
-        block=block,
-    )
 
 
 def _gate_to_check(dtype: mx.Dtype, block: int) -> list[mx.array]:
@@ -619,21 +527,61 @@ def _gate_examples() -> Iterator[Example]:
             yield Example((mx.zeros((1, 2 * block), dtype), mx.ones((block,)), block))
 
 
+def _in_launch(
+    name: str,
+    run: Callable[..., Any],
+    reference: Callable[..., Any],
+    to_check: Callable[..., Sequence[mx.array]],
+    count: int,
+) -> Backend:
+    """One launch, in which each block's threadgroup reads all that it needs of its row.
+
+    Args:
+        name: The operation. It takes arrays, then the numbers of a block and perhaps an epsilon.
+        run: Takes these options, then the arrays.
+        reference: The definition.
+        to_check: Makes arrays from the dtypes of the floats that the kernel depends on, and the numbers
+            of a block.
+        count: The arrays. The last are the signs, and before them comes the weight of a norm if there
+            are three at least.
+    """
+
+    def with_options(options: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return partial(run, *options), lambda *arrays: reference(*arrays, *options)
+
+    def metal(*arguments: Any) -> Any:
+        return with_reference_gradient(*with_options(arguments[count:]))(*arguments[:count])
+
+    def unsupported(*arguments: Any) -> str | None:
+        *floats, _ = arguments[:count]
+        block = arguments[count]
+        if reason := not_floats(*floats) or _too_small(block):
+            return reason
+        dtypes = {"dtype": floats[0].dtype}
+        if len(floats) > 1:
+            dtypes["weight"] = floats[-1].dtype
+        inputs = partial(to_check, *dtypes.values(), block)
+        functions = with_options(arguments[count:])
+        return self_check.kernel_fault(name, *functions, inputs, **dtypes, block=block)
+
+    return Backend(metal, unsupported)
+
+
 _of_norm = Operation(
     "hadamard_of_norm",
     _norm_examples,
-    metal=Backend(_norm_metal, _norm_unsupported),
+    metal=_in_launch("hadamard_of_norm", _norm_in_one_launch, _norm_reference, _norm_to_check, 3),
     reference=_norm_reference,
 )
 _of_sum = Operation(
     "hadamard_of_sum",
     _sum_examples,
-    metal=Backend(_sum_metal, _sum_unsupported),
+    metal=_in_launch("hadamard_of_sum", _sum_in_one_launch, _sum_reference, _sum_to_check, 4),
     reference=_sum_reference,
 )
 _of_gate = Operation(
     "hadamard_of_gate",
     _gate_examples,
-    metal=Backend(_gate_metal, _gate_unsupported),
+    metal=_in_launch("hadamard_of_gate", _gate_in_one_launch, _gate_reference, _gate_to_check, 2),
     reference=_gate_reference,
 )

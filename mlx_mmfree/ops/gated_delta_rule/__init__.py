@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ..backend.cost import Call, Cost, meeting, work
 from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from ..gated_linear_attention import check_heads
 from .definition import Inputs, chunked, reference
 from .metal import metal, unsupported
 
@@ -67,7 +68,15 @@ def gated_delta_rule(
         >>> o.flatten().tolist(), state.item()
         ([0.5, 1.25, 2.125], 2.125)
     """
-    _check_given(q, k, v, beta, f, state, removal)
+    check_heads("gated_delta_rule", q, k, v, f, state)
+    heads = (*q.shape[:3], 1)
+    if beta is not None and beta.shape != heads:
+        raise ValueError(f"[gated_delta_rule] 'beta' must have shape {heads} but got {beta.shape}.")
+    if removal is not None and any(x.shape != q.shape for x in removal):
+        shapes = " and ".join(str(x.shape) for x in removal)
+        raise ValueError(
+            f"[gated_delta_rule] 'removal' must be two arrays of shape {q.shape} but got {shapes}."
+        )
     dtype = v.dtype
     q, k, v = (x.astype(mx.float32) for x in (q, k, v))
     f = mx.ones((*v.shape[:3], 1)) if f is None else f.astype(mx.float32)
@@ -101,36 +110,6 @@ def led_by_delta_rule(
         return mx.zeros(v.shape), state
     o, last = _operation(q, written, v, read, f, state)
     return o, last
-
-
-def _check_given(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    beta: mx.array | None,
-    f: mx.array | None,
-    state: mx.array,
-    removal: tuple[mx.array, mx.array] | None,
-) -> None:
-    fits = q.ndim == v.ndim == 4 and k.shape == q.shape and v.shape[:3] == q.shape[:3]
-    if not fits or state.shape != (*q.shape[:2], q.shape[3], v.shape[3]):
-        raise ValueError(
-            "[gated_delta_rule] 'q', 'k', 'v' and 'state' must have shapes (B, H, L, K), "
-            f"(B, H, L, K), (B, H, L, V) and (B, H, K, V) but got {q.shape}, {k.shape}, {v.shape} and "
-            f"{state.shape}."
-        )
-    heads = (*q.shape[:3], 1)
-    if beta is not None and beta.shape != heads:
-        raise ValueError(f"[gated_delta_rule] 'beta' must have shape {heads} but got {beta.shape}.")
-    if f is not None and f.shape not in (q.shape, heads):
-        raise ValueError(
-            f"[gated_delta_rule] 'f' must have shape {q.shape} or {heads} but got {f.shape}."
-        )
-    if removal is not None and any(x.shape != q.shape for x in removal):
-        shapes = " and ".join(str(x.shape) for x in removal)
-        raise ValueError(
-            f"[gated_delta_rule] 'removal' must be two arrays of shape {q.shape} but got {shapes}."
-        )
 
 
 def native(*arrays: mx.array) -> tuple[mx.array, mx.array]:

@@ -54,7 +54,7 @@ def gated_linear_attention(
         >>> o.flatten().tolist(), state.item()
         ([1.0, 1.5, 1.75], 1.75)
     """
-    _check(q, k, v, f, state)
+    check_heads("gated_linear_attention", q, k, v, f, state)
     if valid is not None:
         place = valid[:, None, :, None]
         k, v = (mx.where(place, x, mx.zeros((), x.dtype)) for x in (k, v))
@@ -69,19 +69,23 @@ def gated_linear_attention(
     return o, last
 
 
-def _check(q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array) -> None:
+def check_heads(
+    caller: str, q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array
+) -> None:
+    """Checks heads, their gates and their state.
+
+    Raises:
+        ValueError: A shape does not fit. The message names the caller.
+    """
     fits = q.ndim == v.ndim == 4 and k.shape == q.shape and v.shape[:3] == q.shape[:3]
     if not fits or state.shape != (*q.shape[:2], q.shape[3], v.shape[3]):
         raise ValueError(
-            "[gated_linear_attention] 'q', 'k', 'v' and 'state' must have shapes (B, H, L, K), "
-            f"(B, H, L, K), (B, H, L, V) and (B, H, K, V) but got {q.shape}, {k.shape}, {v.shape} and "
-            f"{state.shape}."
+            f"[{caller}] 'q', 'k', 'v' and 'state' must have shapes (B, H, L, K), (B, H, L, K), "
+            f"(B, H, L, V) and (B, H, K, V) but got {q.shape}, {k.shape}, {v.shape} and {state.shape}."
         )
-    if f is not None and f.shape not in (q.shape, (*q.shape[:3], 1)):
-        raise ValueError(
-            f"[gated_linear_attention] 'f' must have shape {q.shape} or {(*q.shape[:3], 1)} but got "
-            f"{f.shape}."
-        )
+    heads = (*q.shape[:3], 1)
+    if f is not None and f.shape not in (q.shape, heads):
+        raise ValueError(f"[{caller}] 'f' must have shape {q.shape} or {heads} but got {f.shape}.")
 
 
 def native(

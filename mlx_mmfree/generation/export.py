@@ -56,7 +56,7 @@ class DecodingStep:
 
     def __init__(self, model: Decoder, context: int):
         check_causal(model)
-        self._model, self._context = model, context
+        self._model = model
         self._tree, self._capacities = fixed_state(model, model.init_state(1), context)
         if not self._capacities:
             raise _without_fixed_state(model)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..generation.suggested import Suggestion, suggested_sampling
 from ..models import Decoder
+from ..tokenizer.sampling_defaults import USUAL
 from .errors import RequestError
 
 if TYPE_CHECKING:
@@ -47,19 +48,7 @@ MOST_PIPELINED = 16
 """Requests that may be sent on a connection before the first of them is answered."""
 
 
-_USUAL: Mapping[str, float] = {
-    "temp": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "min_tokens_to_keep": 1,
-    "xtc_probability": 0.0,
-    "xtc_threshold": 0.1,
-    "repetition_penalty": 1.0,
-    "repetition_context_size": 20,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
+_USUAL: Mapping[str, float] = {**USUAL, "temp": 1.0}
 """How tokens are drawn where neither a request nor the server nor the model says."""
 
 

@@ -2,6 +2,8 @@
 
 The keys of `generation_config.json` are transformers'. Further keys of GGUF files have the name that
 they have there. A penalty without `penalty_last_n` looks at the whole text, as in transformers.
+
+Parsers of commands read the usual values, so that NumPy is imported where a GGUF file needs it.
 """
 
 import sys
@@ -10,11 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import CheckpointError
 from ..files.checkpoint_files import GENERATION_FILE
 from ..files.reading import read_json_object
+
+USUAL: Mapping[str, float] = {
+    "temp": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "min_tokens_to_keep": 1,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "repetition_penalty": 1.0,
+    "repetition_context_size": 20,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The settings of sampling where neither a user nor the model says anything."""
 
 GGUF_KEY = "general.sampling."
 LONGEST = 2**17
@@ -147,6 +162,8 @@ def sampling_of_gguf(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], tuple
     Raises:
         CheckpointError: A value has the wrong type or range.
     """
+    import numpy as np
+
     known = {GGUF_KEY + each.gguf for each in _VALUES}
     others = sorted(key for key in metadata if key.startswith(GGUF_KEY) and key not in known)
     found = _checked(metadata, "GGUF", GGUF_KEY)
@@ -171,6 +188,8 @@ def sampling_to_gguf(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: A value has the wrong type or range.
     """
+    import numpy as np
+
     found = _read(folder)
     samples = found.pop("do_sample", None)
     if samples is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from ...files.plugins import load_plugin
 from ...files.reading import parse_json
 from ...platform.resident_memory import BYTES_PER_GB
+from ...tokenizer.sampling_defaults import USUAL
 
 if TYPE_CHECKING:
     from ...generation import Sampler
@@ -242,22 +243,6 @@ def _help(sentences: str) -> str:
     phrases = sentences.rstrip(".").replace("%", "%%").split(". ")
     # names such as MLX keep their capitals
     return "; ".join(p[:1].lower() + p[1:] if p[1:2].islower() else p for p in phrases)
-
-
-USUAL: dict[str, float] = {
-    "temp": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "min_tokens_to_keep": 1,
-    "xtc_probability": 0.0,
-    "xtc_threshold": 0.1,
-    "repetition_penalty": 1.0,
-    "repetition_context_size": 20,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""The values of the flags for sampling and penalties where neither the user nor the model says."""
 
 
 def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> None:

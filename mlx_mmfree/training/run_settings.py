@@ -301,7 +301,8 @@ class RunSettings(Declared):
 
 def _read(declared: Field[Any], value: Any) -> Any:
     reader = declared.metadata["reader"]
-    if reader is None or value is None:
+    may_be_none = NoneType in get_args(declared.type)
+    if reader is None or (value is None and may_be_none):
         return checked(declared.name, value, declared.type)
     return reader(declared.name, value)
 

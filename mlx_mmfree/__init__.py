@@ -78,7 +78,11 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        packages = ", ".join((*_PACKAGES, "models", "ops"))
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}. Further names are in its packages "
+            f"{packages}."
+        )
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value

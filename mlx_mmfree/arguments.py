@@ -2,12 +2,13 @@
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from types import NoneType
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -46,26 +47,39 @@ def did_you_mean(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
     return f" Did you mean '{lower[close[0]]}'?" if close else ""
 
 
+def meant_name(name: str, names: Collection[str]) -> str:
+    """`did_you_mean` of an argument or a key, which other libraries may call by another name."""
+    other = _OTHER_NAMES.get(name, name)
+    return did_you_mean(other if other in names else name, names)
+
+
 def checks_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Names the nearest argument to a caller who misspells one; Python itself does so from 3.13 on."""
+    """Names the nearest argument to a caller who misspells one, and those that must be booleans, numbers
+    or functions but are not.
+    """
     makes = function.__name__ == "__init__"
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return function
     names = list(parameters)[makes:]
     known = set(names)
+    kinds = {} if makes else _kinds(parameters)
 
     @wraps(function)
     def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if not kwargs.keys() <= known:
             check_known(type(args[0]).__name__ if makes else function.__name__, kwargs, names)
+        if kinds:
+            _check_kinds(
+                function.__name__, kinds, {**dict(zip(names, args, strict=False)), **kwargs}
+            )
         return function(*args, **kwargs)
 
     return reported
 
 
 def checks_layer(constructor: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Checks the arguments of a layer: their names, which are missing, and which must be booleans.
+    """Checks the arguments of a layer: their names, which are missing, and the kinds of some.
 
     The messages name the layer's class. Python would name the base class that defines the constructor.
     """
@@ -75,7 +89,7 @@ def checks_layer(constructor: Callable[Arguments, None]) -> Callable[Arguments, 
     _, *names = parameters
     unnamed = [name for name in names if parameters[name].kind is Parameter.POSITIONAL_OR_KEYWORD]
     required = [name for name in names if parameters[name].default is Parameter.empty]
-    flags = {name for name in names if parameters[name].annotation is bool}
+    kinds = _kinds(parameters)
 
     @wraps(constructor)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
@@ -91,15 +105,41 @@ def checks_layer(constructor: Callable[Arguments, None]) -> Callable[Arguments, 
         if missing := [name for name in required if name not in given]:
             verb = "is" if len(missing) == 1 else "are"
             raise TypeError(f"[{caller}] {_listed(missing)} must be given but {verb} missing.")
-        for name in flags & given.keys():
-            # any text but the empty one would count as true, "no" too
-            if not isinstance(given[name], bool):
-                raise TypeError(
-                    f"[{caller}] '{name}' must be True or False but got {given[name]!r:.80}."
-                )
+        _check_kinds(caller, kinds, given)
         constructor(*args, **kwargs)
 
     return checked
+
+
+def _kinds(parameters: Mapping[str, Parameter]) -> dict[str, tuple[Any, bool]]:
+    """The kinds of arguments that are booleans, floats or functions, and whether they may be `None`."""
+    found = {}
+    for name, parameter in parameters.items():
+        parts = get_args(parameter.annotation) or (parameter.annotation,)
+        [kind, *others] = [part for part in parts if part is not NoneType]
+        kind = get_origin(kind) or kind
+        # the arguments of a function are parts of its annotation too
+        if get_origin(parameter.annotation) is Callable:
+            kind, others = Callable, []
+        if kind in (bool, float, Callable) and not others:
+            found[name] = kind, NoneType in parts or parameter.default is None
+    return found
+
+
+def _check_kinds(
+    caller: str, kinds: Mapping[str, tuple[Any, bool]], given: Mapping[str, Any]
+) -> None:
+    for name in kinds.keys() & given.keys():
+        (kind, is_optional), value = kinds[name], given[name]
+        if is_optional and value is None:
+            continue
+        if kind is float:
+            check_numbers(caller, **{name: value})
+        # any text but the empty one would count as true, "no" too
+        elif kind is bool and not isinstance(value, bool):
+            raise TypeError(f"[{caller}] '{name}' must be True or False but got {value!r:.80}.")
+        elif kind is Callable and not callable(value):
+            raise TypeError(f"[{caller}] '{name}' must be a function but got {value!r:.80}.")
 
 
 def check_known(caller: str, given: Iterable[str], names: Collection[str]) -> None:
@@ -115,15 +155,11 @@ def check_known(caller: str, given: Iterable[str], names: Collection[str]) -> No
     """
     for name in given:
         if name not in names:
-            other = _OTHER_NAMES.get(name, name)
-            meant = did_you_mean(other if other in names else name, names)
-            raise TypeError(
-                f"[{caller}] the argument {name!r:.60} is not known."
-                + (meant or f" Known are {', '.join(names)}.")
-            )
+            known = meant_name(name, names) or f" Known are {', '.join(names)}."
+            raise TypeError(f"[{caller}] the argument {name!r:.60} is not known.{known}")
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listed(names: Iterable[Any]) -> str:
     return ", ".join(map(repr, names))
 
 
@@ -157,6 +193,24 @@ def check_whole(caller: str, **numbers: Any) -> None:
             raise TypeError(f"[{caller}] '{name}' must be a whole number but got {number!r:.80}.")
 
 
+def check_choice(caller: str, name: str, value: Any, choices: Collection[Any]) -> None:
+    """Refuses what is none of a few values.
+
+    Args:
+        caller: What reports it.
+        name: The argument.
+        value: Its value.
+        choices: The values.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if value not in tuple(choices):
+        raise ValueError(
+            f"[{caller}] '{name}' must be one of {_listed(choices)} but got {value!r:.80}."
+        )
+
+
 def check_path(caller: str, name: str, path: Any, what: str) -> None:
     """Refuses what is neither a text nor a path.
 
@@ -185,15 +239,17 @@ def check_list(caller: str, name: str, values: Any, what: str) -> None:
         what: What the list holds, as text.
 
     Raises:
-        TypeError: It is a text or no collection. Of a text, each letter would count.
+        TypeError: It is a text, a mapping or no collection. Of a text, each letter would count.
     """
     if isinstance(values, str):
         raise TypeError(
             f"[{caller}] '{name}' must be a list of {what} but got the text {values!r:.80}. Write "
             f"[{values!r:.80}]."
         )
-    if not isinstance(values, Collection):
-        raise TypeError(f"[{caller}] '{name}' must be a list of {what} but got {values!r:.80}.")
+    # a module is a mapping of its parameters, and bytes are numbers
+    if not isinstance(values, Collection) or isinstance(values, (Mapping, bytes)):
+        got = type(values).__name__ if callable(values) else f"{values!r:.80}"
+        raise TypeError(f"[{caller}] '{name}' must be a list of {what} but got {got}.")
 
 
 def check_model(caller: str, model: Any, tokenizer: Any = None, name: str = "model") -> None:
@@ -223,11 +279,16 @@ def check_model(caller: str, model: Any, tokenizer: Any = None, name: str = "mod
 
 
 def _is_model(value: Any) -> bool:
-    return callable(value) and hasattr(value, "parameters")
+    return callable(value) and hasattr(value, "pipeline")
 
 
-def check_tokenizer(caller: str, tokenizer: Any) -> None:
+def check_tokenizer(caller: str, tokenizer: Any, name: str = "tokenizer") -> None:
     """Refuses what is no tokenizer.
+
+    Args:
+        caller: What reports it.
+        tokenizer: The tokenizer.
+        name: The argument.
 
     Raises:
         TypeError: It cannot encode a text.
@@ -236,6 +297,6 @@ def check_tokenizer(caller: str, tokenizer: Any) -> None:
     if isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
         got = f"{tokenizer!r:.80}" if isinstance(tokenizer, str) else type(tokenizer).__name__
         raise TypeError(
-            f"[{caller}] 'tokenizer' must be the one that load gives with the model but got {got}. "
+            f"[{caller}] '{name}' must be the one that load gives with the model but got {got}. "
             f"Write: model, tokenizer = load(path); {caller}(model, tokenizer, ...)."
         )

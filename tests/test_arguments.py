@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 import mlx_mmfree
@@ -30,8 +31,9 @@ from mlx_mmfree import (
     stream_generate,
 )
 from mlx_mmfree.arguments import did_you_mean
-from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.hub import convert
+from mlx_mmfree.errors import MMFreeError, TrainingError
+from mlx_mmfree.hub import convert, open_checkpoint
+from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.token_mixers import SlidingWindowAttention
 from mlx_mmfree.training import FineTuneSettings
@@ -100,6 +102,55 @@ def test_a_constructor_names_its_class_and_the_argument(
         make()
 
 
+_OBJECT: Any = object()
+
+
+def _calls(loaded: Loaded) -> dict[Any, dict[str, Any]]:
+    """What each public function is called with, in which one argument is then a wrong one."""
+    model, tokenizer = loaded
+    path = str(demo.path())
+    text = {"model": model, "tokenizer": tokenizer, "max_tokens": 1}
+    return {
+        BitLinear: {"input_dims": 8, "output_dims": 8},
+        FineTuneSettings: {"data": "data"},
+        GQA: {"dims": 8, "num_heads": 2},
+        MLGRU: {"dims": 8},
+        SwiGLU: {"dims": 8},
+        batch_generate: {**text, "prompts": ["a"]},
+        embed: {"model": model, "tokenizer": tokenizer, "texts": ["a"]},
+        embed_tokens: {"model": model, "tokens": mx.array([[1]])},
+        fuse: {"model": model, "format": "dense"},
+        generate: {**text, "prompt": "a"},
+        load: {"path_or_repo": path},
+        load_plugin: {"source": "os"},
+        load_tokenizer: {"path_or_repo": path},
+        lora: {
+            "model": model,
+            "processor": tokenizer,
+            "settings": FineTuneSettings(data="data", teacher="teacher"),
+            "teacher": model,
+        },
+        make_processors: {},
+        make_sampler: {},
+        mlx_mmfree.load_model: {"path_or_repo": path},
+        save_model: {"path": "never", "model": model},
+        stream_generate: {**text, "prompt": "a"},
+        convert: {"source": open_checkpoint(demo.path()), "path": "never"},
+        open_checkpoint: {"path_or_repo": path},
+        pack_linears: {"model": model},
+    }
+
+
+def test_each_argument_of_another_type_is_named(loaded: Loaded) -> None:
+    calls = _calls(loaded)
+    assert {function.__name__ for function in calls} >= set(NAMES)
+    for function, given in calls.items():
+        for name in inspect.signature(function).parameters:
+            with pytest.raises((TypeError, ValueError, MMFreeError)) as error:
+                function(**{**given, name: _OBJECT})
+            assert f"'{name}' must" in str(error.value), (function, name)
+
+
 def test_the_arguments_of_a_call_of_a_mixer_are_named() -> None:
     x = mx.zeros((1, 4, 64))
     assert MLGRU(64)(x, lower_bound=mx.zeros(64))[0].shape == x.shape
@@ -109,6 +160,9 @@ def test_the_arguments_of_a_call_of_a_mixer_are_named() -> None:
         MLGRU(64)(x, foo=1)
     with pytest.raises(TypeError, match=r"\[MLGRU\] .* Did you mean 'lower_bound'\?"):
         MLGRU(64)(x, lower_bond=1)
+    for layer in (BitLinear(64, 4), BitLinear(64, 4).to_packed()):
+        with pytest.raises(TypeError, match=rf"^{type(layer).__name__}\.__call__\(\) .*'foo'"):
+            layer(x, foo=1)  # type: ignore[call-arg]
 
 
 def test_a_mixer_may_define_its_run_alone() -> None:
@@ -196,6 +250,7 @@ def test_models_and_tokenizers(function: Any, loaded: Loaded) -> None:
     name = "embed" if function is embed else "generate"
     for first, second, words in (
         (tokenizer, model, r"Swap the two: \(model, tokenizer, \.\.\.\)"),
+        (nn.Linear(4, 4), tokenizer, "'model' must be a loaded model but got Linear"),
         ("demo", tokenizer, r"'model' must be a loaded model but got the text 'demo'\. Load it"),
         (loaded, tokenizer, "'model' must be a loaded model but got tuple"),
         (model, "Once", "'tokenizer' must be the one that load gives .* but got 'Once'"),
@@ -211,7 +266,7 @@ def test_models_of_other_functions(loaded: Loaded) -> None:
     for call, words in (
         (lambda: fuse("o2", "ternary"), r"\[fuse\] 'model' must be a loaded model"),  # type: ignore[arg-type]
         (lambda: lora("demo", tokenizer, settings), r"\[lora\] 'model' must be a loaded model"),  # type: ignore[arg-type]
-        (lambda: lora(model, None, settings), r"\[lora\] 'tokenizer' must be the one"),
+        (lambda: lora(model, None, settings), r"\[lora\] 'processor' must be the one"),
         (lambda: embed_tokens(model, [1]), r"\[embed_tokens\] 'tokens' must be an mx\.array"),  # type: ignore[arg-type]
         (
             lambda: embed_tokens(tokenizer, mx.array([[1]])),
@@ -222,7 +277,7 @@ def test_models_of_other_functions(loaded: Loaded) -> None:
             call()
 
 
-@pytest.mark.parametrize("prompt", [None, 5, ["Once"], [[1]], mx.array([[1]])], ids=str)
+@pytest.mark.parametrize("prompt", [None, 5, ["Once"], [[1]], mx.array([[1]]), b"x", {}], ids=str)
 def test_prompts(prompt: Any, loaded: Loaded) -> None:
     with pytest.raises(TypeError, match=r"'prompt' must be a text or a list of ids but got .*"):
         generate(*loaded, prompt)
@@ -236,7 +291,15 @@ def test_prompts(prompt: Any, loaded: Loaded) -> None:
         ({"stop": [1]}, "'stop' must hold texts but holds 1"),
         ({"seed": 1}, r"'seed' must be set before, by mx\.random\.seed\(\.\.\.\)"),
         ({"extra_eos_tokens": "x"}, r"must be a list of tokens .* Write \['x'\]"),
+        ({"processors": "x"}, "'processors' must be a list, such as"),
+        ({"stop": {"x": 1}}, "'stop' must be a list of texts but got {'x': 1}"),
         ({"draft_model": "demo"}, "'draft_model' must be a loaded model"),
+        ({"num_draft_tokens": "x"}, "'num_draft_tokens' must be a whole number but got 'x'"),
+        (
+            {"prompt_progress_callback": 5},
+            "'prompt_progress_callback' must be a function but got 5",
+        ),
+        ({"verbose": "no"}, "'verbose' must be True or False but got 'no'"),
         ({"max_tokens": True}, "'max_tokens' must be a whole number but got True"),
         ({"prefill_step_size": "a"}, "'prefill_step_size' must be a whole number"),
     ],
@@ -297,6 +360,13 @@ def test_parts_of_attention(name: str) -> None:
 def test_a_conversion_begins_with_an_opened_checkpoint() -> None:
     with pytest.raises(TypeError, match=r"\[convert\] 'source' .* got 'demo'\. Open it: open_ch"):
         convert("demo", "converted")  # type: ignore[arg-type]
+    opened = open_checkpoint(demo.path())
+    for given, words in (
+        ({"to": "MLX"}, "'to' must be one of 'mlx', 'hf', 'gguf' but got 'MLX'"),
+        ({"trits_per_byte": 3}, "'trits_per_byte' must be one of 4, 5 but got 3"),
+    ):
+        with pytest.raises(ValueError, match=rf"\[convert\] {words}"):
+            convert(opened, "converted", **given)
 
 
 def test_states_of_another_number_of_texts(loaded: Loaded) -> None:

@@ -116,6 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampler = _sampler(args)
     with loaded(args, batch_size=args.batch_size, prefill_step_size=2048) as (model, tokenizer):
         applies = args.apply_chat_template
+        if applies and not tokenizer.has_chat_template:
+            raise UsageError(
+                "[evaluate] 'apply_chat_template' must come with a model that has a chat template but "
+                "this one has none. Leave it out."
+            )
         adapter = harness_model(
             model,
             tokenizer,

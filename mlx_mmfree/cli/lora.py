@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import BYTES_PER_GB
 from ..platform.terminal import counted
-from ..training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
+from ..training.fine_tuning.settings import COMMAND_KEYS, FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
 from ..training.services import chosen_services, service_callbacks
@@ -44,15 +44,6 @@ _NOTHING_LEARNED = (
     "training, which is what the result is. Try more --steps, a lower --learning-rate if the training "
     "loss jumps or a higher one if it stays, more data, or validation samples that are more like it."
 )
-_OWN_KEYS = {
-    "model": str,
-    "train": bool,
-    "test": bool,
-    "report_to": str,
-    "project_name": str,
-    "rebuild_masters": bool,
-}
-"""The keys of the YAML file that are the command's own, and their types."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -218,7 +209,7 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     try:
         own = {
             name: checked(name, values.pop(name, None), kind | None)
-            for name, kind in _OWN_KEYS.items()
+            for name, kind in COMMAND_KEYS.items()
         }
     except ValueError as error:
         raise UsageError(f"[lora] a value of '{args.config}' is wrong: {error}.") from error
@@ -327,12 +318,13 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
 
     from ..hub.adapters.adapter_folder import why_not_in_mlx_lm
     from ..training.results import kept_models, read_log
+    from ..training.run_folder import LOG_FILE
 
     print(
         f"{counted(progress['step'], 'step')}, learned from {progress['tokens']:,} {_unit(model)}, peak "
         f"memory {mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
     )
-    records = [r for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
+    records = [r for r in read_log(folder / LOG_FILE) if "valid_loss" in r]
     if records:
         # of GRPO, the loss is the negative reward
         name, sign = ("reward", -1) if "valid_reward" in records[0] else ("loss", 1)

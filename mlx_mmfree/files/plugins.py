@@ -89,7 +89,7 @@ def load_plugin(source: str | Path) -> ModuleType:
     if _is_file(source):
         module = _run_file(Path(source).expanduser().resolve(), name, str(source))
     else:
-        module = _import(name, "'plugin'", "Name a file that ends in .py, or install its package.")
+        module = _import(name, "'source'", "Name a file that ends in .py, or install its package.")
     LOADED.append(Plugin(stem, module, str(source), is_named=True))
     return module
 
@@ -134,7 +134,7 @@ def _is_file(source: str | Path) -> bool:
 def _run_file(file: Path, name: str, shown: str) -> ModuleType:
     if not file.is_file():
         raise UsageError(
-            f"[plugin] 'plugin' must be a Python file that is there but there is no file '{shown}'."
+            f"[plugin] 'source' must be a Python file that is there but there is no file '{shown}'."
         )
     loader = SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -143,7 +143,7 @@ def _run_file(file: Path, name: str, shown: str) -> ModuleType:
     # dataclasses look their module up while it runs
     sys.modules[name] = module
     try:
-        _run(lambda: loader.exec_module(module), "'plugin'", shown)
+        _run(lambda: loader.exec_module(module), "'source'", shown)
     except BaseException:
         del sys.modules[name]
         raise

@@ -16,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -162,6 +163,25 @@ _Listing = dict[str, tuple[int, int, int]]
 
 
 @contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder and those above it. If the block fails, those that it made and left empty go again.
+
+    Raises:
+        OSError: A folder cannot be made.
+    """
+    made = list(takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in made:
+            # one that holds something stays, as do those above it
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextmanager
 def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
     """Yields a path to write to. The file replaces the target when the block ends.
 
@@ -175,10 +195,7 @@ def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
     Raises:
         OSError: The folder cannot be written to, or the disk has too little space.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if needed_bytes:
-        check_space(target.parent, needed_bytes)
-    with _stage(target, is_alone=False) as stage:
+    with made_folder(target.parent), _stage(target, needed_bytes, is_alone=False) as stage:
         file = stage / f"{_NEW}{target.suffix}"
         yield file
         sync(file)
@@ -199,10 +216,7 @@ def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -
         OSError: The folder cannot be written to, the disk has too little space, another process is
             writing it, or somebody has put files there.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if needed_bytes:
-        check_space(target.parent, needed_bytes)
-    with _stage(target, is_alone=True) as stage:
+    with made_folder(target.parent), _stage(target, needed_bytes, is_alone=True) as stage:
         before = _listing(target) if replaces else {}
         folder = stage / _NEW
         folder.mkdir()
@@ -277,8 +291,10 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def _stage(target: Path, *, is_alone: bool) -> Iterator[Path]:
+def _stage(target: Path, needed_bytes: int, *, is_alone: bool) -> Iterator[Path]:
     """Makes a locked staging folder beside the target."""
+    if needed_bytes:
+        check_space(target.parent, needed_bytes)
     stage = target.with_name(f".{target.name}.{secrets.token_hex(8)}{_SUFFIX}")
     with one_at_a_time(target.parent):
         if clear_leftovers(target) and is_alone:

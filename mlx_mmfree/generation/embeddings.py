@@ -122,6 +122,8 @@ def embed_tokens(
     """
     check_model("embed_tokens", model)
     check_array("embed_tokens", tokens, "tokens")
+    if valid is not None:
+        check_array("embed_tokens", valid, "valid")
     real = mx.ones(tokens.shape, mx.bool_) if valid is None else valid.astype(mx.bool_)
     if tokens.ndim != 2 or real.shape != tokens.shape:
         raise ValueError(

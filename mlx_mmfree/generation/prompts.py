@@ -1,7 +1,9 @@
 """The ids of a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import mlx.core as mx
 
 from ..models.parts.token_checks import check_length, check_tokens
 
@@ -44,9 +46,13 @@ def prompt_tokens(
         ValueError: The prompt is empty, too long, no Unicode text, or has a token outside the
             vocabulary.
     """
-    ids: Sequence[Any] = prompt
+    given: Any = prompt
+    ids: Any = given.tolist() if isinstance(given, mx.array) else given
     is_one = hasattr(prompt, "__len__") and getattr(prompt, "ndim", 1) == 1
     if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], (str, list, tuple)):
+        is_one = False
+    # a module is a mapping too, and bytes are numbers
+    if isinstance(prompt, (Mapping, bytes)):
         is_one = False
     if not is_one:
         got = f"an array of shape {prompt.shape}" if hasattr(prompt, "shape") else f"{prompt!r:.80}"

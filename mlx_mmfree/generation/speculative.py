@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from ..arguments import check_whole
 from ..layers.mixer import State, StateKind, StatesByPosition
 from ..models import Decoder
 from ..ops import log_softmax
@@ -191,6 +192,7 @@ NUM_DRAFT_TOKENS = 3
 
 
 def check_num_draft_tokens(count: int) -> None:
+    check_whole("speculative", num_draft_tokens=count)
     if count < 1:
         raise ValueError(f"[speculative] 'num_draft_tokens' must be at least 1 but got {count}.")
 

@@ -76,7 +76,8 @@ def _check(
     check_tokenizer("generate", tokenizer)
     if draft_model is not None:
         check_model("generate", draft_model, name="draft_model")
-    if callable(processors) or not isinstance(processors, Collection):
+    is_list = isinstance(processors, Collection) and not callable(processors)
+    if not is_list or not all(hasattr(each, "start") for each in processors):
         raise TypeError(
             "[generate] 'processors' must be a list, such as make_processors(repetition_penalty=1.1), "
             f"but got {processors!r:.80}."
@@ -158,6 +159,7 @@ def stream_generate(
         prefill_step_size=prefill_step_size,
         draft_model=draft_model,
     )
+    speculative.check_num_draft_tokens(num_draft_tokens)
     if state is not None:
         model.check_state(state, 1)
     decode.check_max_tokens(max_tokens)

@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .. import ops
-from ..arguments import check_numbers, checks_layer
+from ..arguments import checks_layer
 from ..ops.linear_product import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
@@ -109,8 +109,6 @@ class _TernaryLinear(Matrix, nn.Module):
         # a model makes hundreds of these, of sizes that its mixers have checked
         if not (type(input_dims) is type(output_dims) is int and min(input_dims, output_dims) > 0):
             check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
-        if norm_eps is not None:
-            check_numbers("BitLinear", norm_eps=norm_eps)
         if rounding not in get_args(Rounding):
             raise ValueError(
                 f"[BitLinear] 'rounding' must be one of {', '.join(map(repr, get_args(Rounding)))} but "
@@ -200,6 +198,9 @@ class _FromMaster(_TernaryLinear):
             ),
         )
         return add_bias(y, self.bias) if "bias" in self else y
+
+    # Python's own errors name it
+    __call__.__qualname__ = "BitLinear.__call__"
 
 
 class BitLinear(_FromMaster):
@@ -414,11 +415,18 @@ def pack_linears(model: nn.Module) -> nn.Module:
     Returns:
         The model.
 
+    Raises:
+        TypeError: It is no module.
+
     Example:
         >>> model = pack_linears(nn.Sequential(BitLinear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
         >>> [type(layer).__name__ for layer in model.layers]
         ['PackedBitLinear', 'ReLU', 'Linear']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"[pack_linears] 'model' must be a module of MLX but got {type(model).__name__}."
+        )
     packed = [(path, layer.to_packed()) for path, layer in packable(model).items()]
     model.update_modules(tree_unflatten(packed))
     return model

@@ -122,7 +122,7 @@ class MLGRU(TokenMixer):
             raise ValueError(
                 f"[MLGRU] 'output_gate' must be 'norm' or 'sigmoid' but got {output_gate!r:.80}."
             )
-        if stacking not in _STACKINGS:
+        if stacking not in tuple(_STACKINGS):
             raise ValueError(
                 f"[MLGRU] 'stacking' must be one of {', '.join(map(repr, _STACKINGS))} but got "
                 f"{stacking!r:.80}."

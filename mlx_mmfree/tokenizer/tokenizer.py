@@ -472,8 +472,8 @@ class Tokenizer:
         if not templates:
             raise CheckpointError(
                 f"[chat template] '{self._settings.folder}' must hold a chat template but has none. Use "
-                "a model tuned for chat, give a template as --chat-template FILE "
-                "(Tokenizer.with_chat_template), or encode a plain prompt."
+                "a model tuned for chat, give one by tokenizer.with_chat_template(text), or encode a "
+                "plain prompt."
             )
         names = ["tool_use", "default"] if tools else ["default"]
         names += list(templates) if len(templates) == 1 else []

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import TrainingError
 from ..evaluation.picture import COLOURS, save_picture
 from .results import is_figure, read_log
+from .run_folder import LOG_FILE
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -178,9 +179,6 @@ def token_unit(most: int) -> tuple[float, str]:
     units = {1: "tokens", 1e3: "thousand tokens", 1e6: "million tokens", 1e9: "billion tokens"}
     size = max((size for size in units if most >= 2 * size), default=1)
     return size, units[size]
-
-
-LOG_FILE = "log.jsonl"
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -17,10 +18,10 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import CheckpointError, TrainingError
+from ..errors import CheckpointError, MMFreeError, TrainingError
 from ..files.reading import MAX_BYTES, open_file, parse_json, read_file, with_floats, write_json
 from ..files.tensors import read_arrays
-from ..files.writing import UNKNOWN, clear_leftovers, new_folder, try_lock_file
+from ..files.writing import UNKNOWN, clear_leftovers, made_folder, new_folder, try_lock_file
 from ..hub.checkpoint.save import write_tensors
 from ..layers.matrix import parameters
 from ..layers.norms import running_statistics
@@ -64,6 +65,9 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+LOG_FILE = "log.jsonl"
+"""A record in each line."""
+
 _LOCK_FILE = ".lock"
 
 
@@ -92,22 +96,29 @@ def writing(run: Path) -> Iterator[None]:
         ) from error
 
 
-def make_run_folder(run: Path) -> None:
+@contextmanager
+def made_run_folder(run: Path) -> Iterator[None]:
     """Creates the folder if it is missing, and tries to write into it.
+
+    If the block fails before anything is in it, the folder goes again.
 
     Raises:
         TrainingError: The folder cannot be written.
     """
-    with writing(run):
-        run.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=run)
-        os.close(handle)
-        os.unlink(name)
+    with ExitStack() as stack:
+        with writing(run):
+            stack.enter_context(made_folder(run))
+            handle, name = tempfile.mkstemp(dir=run)
+            os.close(handle)
+            os.unlink(name)
+        yield
 
 
 @contextmanager
 def own_run_folder(run: Path, *, is_first: bool = True) -> Iterator[None]:
-    """Creates the folder as `make_run_folder` does, and keeps other runs out of it inside the block.
+    """Creates the folder as `made_run_folder` does, and keeps other runs out of it inside the block.
+
+    A run that is refused before it has learned anything leaves no new folder behind.
 
     Args:
         run: The folder.
@@ -116,7 +127,24 @@ def own_run_folder(run: Path, *, is_first: bool = True) -> Iterator[None]:
     Raises:
         TrainingError: The folder cannot be written, or another run is at work there.
     """
-    make_run_folder(run)
+    is_new = not run.exists()
+    with made_run_folder(run), _alone_in(run, is_first):
+        try:
+            yield
+        except MMFreeError:
+            if (
+                is_new
+                and is_first
+                and not any(run.rglob(LOG_FILE))
+                and not any(run.rglob(_PROGRESS))
+            ):
+                shutil.rmtree(run, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _alone_in(run: Path, is_first: bool) -> Iterator[None]:
+    """Keeps other runs out of a folder inside the block."""
     real = run.resolve()
     if not is_first or real in _OWN.folders:
         yield

@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, get_args
 
 import mlx.core as mx
 
-from ..arguments import did_you_mean
+from ..arguments import meant_name
 from ..errors import TrainingError
 from ..files.declared import Declared, declare
 from ..files.plugins import load_listed
@@ -138,6 +138,9 @@ class RunSettings(Declared):
     command: ClassVar[str]
     """Messages name it."""
 
+    further_keys: ClassVar[Collection[str]] = ()
+    """The keys of its file that are no settings."""
+
     batch_size: int = setting("Number of sequences in a forward pass.", 16, POSITIVE)
     optimizer: str = setting(
         "`adamw`, or `adamw8bit`, which keeps the moments of large arrays in 8 bits.",
@@ -182,8 +185,9 @@ class RunSettings(Declared):
             TrainingError: It is one.
         """
         name, value = declared.name, getattr(self, declared.name)
-        # what a reader makes of a list or a mapping has its type
-        if declared.metadata["reader"] is not None and not isinstance(value, str):
+        is_read = isinstance(value, (Sequence, Mapping)) and not isinstance(value, str)
+        # what a reader makes of a list or a mapping
+        if declared.metadata["reader"] is not None and is_read:
             return
         if declared.metadata["holds"] and isinstance(value, os.PathLike):
             value = os.fspath(value)
@@ -281,8 +285,10 @@ class RunSettings(Declared):
         if unknown := sorted(map(str, values.keys() - known)):
             shown = ", ".join(f"{name:.60}" for name in unknown[:_SHOWN_KEYS])
             more = f" and {len(unknown) - _SHOWN_KEYS} more" if unknown[_SHOWN_KEYS:] else ""
-            names = [cls.key(name) for name in known]
-            meant = did_you_mean(unknown[0], names) or f" The known keys are {', '.join(names)}."
+            names = [*map(cls.key, known), *cls.further_keys]
+            also = [name for each in known.values() for name in each.metadata["also"]]
+            meant = meant_name(unknown[0], [*names, *also])
+            meant = meant or f" The known keys are {', '.join(names)}."
             raise TrainingError(f"[{cls.command}] {source} has unknown keys {shown}{more}.{meant}")
         for name, each in known.items():
             if each.default is MISSING and each.default_factory is MISSING and name not in values:

@@ -426,6 +426,7 @@ class SampleEncoder:
         Where the prompt is not learned, the answer is: the last turn of the assistant or, after the
         first `begun` messages, all from the first of its turns to the last.
         """
+        self._check_has_template()
         messages, variables = without_nulls(list(messages)), _variables(line)
         first, end = 0, len(messages)
         if self._mask_prompt:
@@ -450,11 +451,19 @@ class SampleEncoder:
         if isinstance(prompt, str) and not self._tokenizer.has_chat_template:
             [tokens] = self._tokenizer.encode_parts([prompt], parse_special=True)
             return Encoded(tokens, len(tokens))
+        self._check_has_template()
         messages = [_message("user", prompt)] if isinstance(prompt, str) else prompt
         messages = without_nulls(messages)
         chat = self._tokenizer.render_chat(messages, add_generation_prompt=True, **_variables(line))
         tokens = chat.ids()
         return Encoded(tokens, len(tokens))
+
+    def _check_has_template(self) -> None:
+        if not self._tokenizer.has_chat_template:
+            raise RowError(
+                "messages need a chat template but the model has none. Use a chat model, or train with "
+                "a template: chat_template=FILE (--chat-template FILE)."
+            )
 
     def ended(self, parts: Sequence[str], prompts: int) -> Encoded:
         """The tokens of a text and the one that ends it; the first `prompts` parts are not learned."""

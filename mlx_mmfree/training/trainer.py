@@ -138,7 +138,9 @@ class Trainer:
             )
         folder = self._settings.folder
         curve = folder / "curve.png"
-        if is_first and not plot_run(read_log(folder / "log.jsonl"), folder.resolve().name, curve):
+        if is_first and not plot_run(
+            read_log(folder / run_folder.LOG_FILE), folder.resolve().name, curve
+        ):
             print(
                 "No loss curve was drawn, because matplotlib is not installed. "
                 + install_extra("plot"),
@@ -149,7 +151,9 @@ class Trainer:
     def _begin(self) -> RunLog:
         """Opens the log. That of a new run gets its first records."""
         settings, step = self._settings, self._progress["step"]
-        log = RunLog(settings.folder / "log.jsonl" if self._processes.is_first else None, step)
+        log = RunLog(
+            settings.folder / run_folder.LOG_FILE if self._processes.is_first else None, step
+        )
         mx.reset_peak_memory()
         if step == 0:
             processes = self._processes.size

@@ -111,6 +111,6 @@ def test_errors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert generate(["--prompt", "Hi", "--chat-template", str(faulty)]) == 2
     assert capsys.readouterr().err.startswith("error: [chat template]")
     assert lora(_lora(folder, "--output", str(tmp_path / "new"))) == 2
-    assert "a model tuned for chat, give a template as --chat-template FILE" in (
-        capsys.readouterr().err
-    )
+    words = "has none. Use a chat model, or train with a template: --chat-template FILE.\n"
+    assert capsys.readouterr().err.endswith(words)
+    assert not (tmp_path / "new").exists()

@@ -1,6 +1,7 @@
 """A slip, or a name of ollama or mlx-lm, is answered with the name that is meant."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,18 @@ def test_what_is_suggested_exists() -> None:
         assert meant == "--version" or known[" ".join(words[:2])]
         own = known.get(" ".join(words[:3]), known.get(" ".join(words[:2])))
         assert own is None or {w for w in words if w[:2] == "--"} <= {*own._option_string_actions}
+
+
+@pytest.mark.parametrize("command", ["train", "distil", "ternarize", "calibrate", "lora"])
+def test_the_nearest_key_of_a_file_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meant = {"outputt": "output", "batch-size": "batch_size", "modle": "model", "seeed": "seed"}
+    if command == "lora":
+        meant |= {"lr": "learning_rate", "lora_parameter": "lora_parameters", "step": "steps"}
+    file = tmp_path / "run.yaml"
+    for key, name in meant.items():
+        file.write_text(f"{key}: 1\n" + ("train: true\n" if command == "lora" else ""))
+        assert main([command, "--config", str(file)]) == 2
+        words = f"[{command}] '{file}' has unknown keys {key}. Did you mean '{name}'?\n"
+        assert capsys.readouterr().err == f"error: {words}"

@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +33,7 @@ from mlx_mmfree.training.optimizer_step import checkpoint_blocks, gradient_norm
 from mlx_mmfree.training.precision import in_dtype
 from mlx_mmfree.training.results import BestWeights, Callback, read_log
 from mlx_mmfree.training.run_folder import (
-    make_run_folder,
+    made_run_folder,
     new_progress,
     own_run_folder,
     read_progress,
@@ -297,10 +298,9 @@ def test_best_weights_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(
-        TrainingError, match="file/run' cannot be written: Not a directory; nothing"
-    ):
-        make_run_folder(tmp_path / "file/run")
+    message = "file/run' cannot be written: Not a directory; nothing"
+    with ExitStack() as stack, pytest.raises(TrainingError, match=message):
+        stack.enter_context(made_run_folder(tmp_path / "file/run"))
 
 
 def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path) -> None:

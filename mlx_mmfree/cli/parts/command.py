@@ -30,6 +30,8 @@ _FLAGS_OF_ARGUMENT = {
     "path_or_repo": ("model", "draft_model", "teacher", "data"),
     "path": ("output",),
     "repository": ("upload_repo",),
+    "sequence_length": ("length",),
+    "source": ("plugin",),
     "top_k": ("teacher_top_k",),
 }
 
@@ -49,8 +51,9 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
         return message
     actions = _chosen(parser, argv)._actions
     flags = {action.dest: _spelled(action, argv) for action in actions if action.option_strings}
-    # what follows "but" are values, which may be quoted too
-    rule, but, given = message.partition(" but ")
+    # what follows are values, or keys of a file, which may be quoted too
+    end = re.search(r" but | Did you mean ", message)
+    rule, given = (message[: end.start()], message[end.start() :]) if end else (message, "")
 
     def flag(match: re.Match[str]) -> str:
         names = (match[1].replace("-", "_"), *_FLAGS_OF_ARGUMENT.get(match[1], ()))
@@ -60,7 +63,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
 
     rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
     rule = re.sub(rf"^\[(?!{parser.prog.rpartition(' ')[2]}\])\w+\] (?=--)", "", rule)
-    return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
+    return re.sub(r"\w+=\w+ \((--[a-z-]+(?: [A-Z]+)?)\)", r"\1", rule + given)
 
 
 def _chosen(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:

@@ -208,6 +208,8 @@ def save_model(
     template = tokenizer.given_template if isinstance(tokenizer, Tokenizer) else None
     if isinstance(tokenizer, Tokenizer | TranslationTokenizer):
         tokenizer = tokenizer.folder
+    if tokenizer is not None:
+        check_path("save_model", "tokenizer", tokenizer, "a tokenizer, or one that load gives,")
     source = None if tokenizer is None else Path(tokenizer)
     check_target(target, overwrite, "save_model", [source])
     copied = _tokenizer_files(source)

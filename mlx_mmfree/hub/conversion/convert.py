@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
+from ...arguments import check_choice, check_path, check_whole, checks_names
 from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE
 from ...files.gguf_file import write_parts
 from ...files.reading import real_path, tokenizer_files, write_json
@@ -33,6 +34,7 @@ TritsPerByte = Literal[4, 5]
 GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "pq2_0", "q1_0", "i2_s"]
 
 
+@checks_names
 def convert(
     source: Checkpoint,
     path: str | os.PathLike[str],
@@ -75,8 +77,9 @@ def convert(
     Raises:
         CheckpointError: The source is damaged or holds an adapter, the target exists, the disk is full,
             or the result differs from its source.
-        TypeError: The source is no opened checkpoint.
+        TypeError: The source is no opened checkpoint, or an argument is misspelt or of another type.
         UnsupportedModelError: The format does not exist for this model.
+        ValueError: The format or what shares a byte is not known, or an option is for another format.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -84,6 +87,10 @@ def convert(
         >>> load_model("converted").dims
         384
     """
+    check_path("convert", "path", path, "the folder to make")
+    check_choice("convert", "to", to, get_args(Target))
+    check_choice("convert", "trits_per_byte", trits_per_byte, get_args(TritsPerByte))
+    _check_options(to, gguf_type, max_part_bytes, formats, card)
     formats = formats or FloatFormats()
     target = real_path(path)
     if not isinstance(source, Checkpoint):
@@ -117,6 +124,23 @@ def convert(
         if card is not None:
             write_model_card(folder, _filled(card, to, report, written))
     return report
+
+
+def _check_options(
+    to: Target, gguf_type: Any, max_part_bytes: Any, formats: Any, card: Any
+) -> None:
+    if max_part_bytes is not None:
+        check_whole("convert", max_part_bytes=max_part_bytes)
+    for name, value in (("gguf_type", gguf_type), ("max_part_bytes", max_part_bytes)):
+        if value is not None and to != "gguf":
+            raise ValueError(
+                f"[convert] '{name}' must come with to='gguf' but got {to!r}. Leave it out."
+            )
+    for name, value, kind in (("formats", formats, FloatFormats), ("card", card, ModelCard)):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(
+                f"[convert] '{name}' must be {kind.__name__} or None but got {value!r:.80}."
+            )
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class EmbeddingUse:
         name = self.default_prompt if name is None else name
         if name is None:
             return ""
-        if name not in self.prompts:
+        if not isinstance(name, str) or name not in self.prompts:
             known = ", ".join(map(repr, self.prompts)) or "none"
             raise ValueError(
                 f"[embed] 'prompt_name' must be one of the model's prompts ({known}) or be left out but "

@@ -34,7 +34,7 @@ function token(type, patterns) {
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const source = ({ raw }) => `<code class="${CLASS}">${escaped(raw.trim())}</code>`;
 
-/** What marked is told of formulas. They come as code with their source until they are typeset. */
+/** What marked knows of formulas. They come as code with their source until they are typeset. */
 export const formulaExtensions = [
   {
     name: "formulaBlock",

@@ -57,7 +57,7 @@ function showKind() {
   showControls();
 }
 
-/** Shows how much of the context the conversation fills, as the last answer told. */
+/** Shows how much of the context the conversation fills, as the last answer says. */
 function showRoom() {
   const { context_length: context } = model();
   const { usage } = conversation.root.last.past.findLast(({ usage }) => usage) ?? {};
@@ -137,11 +137,11 @@ async function stream({ turn, conversation: own, controller }, path, request) {
     if (error) throw new Error(wordsOf(error.message));
     const [choice] = choices ?? [];
     const text = choice?.delta?.content ?? choice?.text ?? "";
-    const thought = choice?.delta?.reasoning_content ?? "";
+    const reasoning = choice?.delta?.reasoning_content ?? "";
     const now = performance.now();
-    if (text && turn.thoughts && !turn.text) turn.thoughtSeconds = (now - begun) / 1000;
+    if (text && turn.reasoning && !turn.text) turn.reasoningSeconds = (now - begun) / 1000;
     turn.text += text;
-    turn.thoughts += thought;
+    turn.reasoning += reasoning;
     end = choice?.finish_reason ?? end;
     if (usage) {
       first ??= { now, tokens: usage.completion_tokens };

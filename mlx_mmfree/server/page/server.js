@@ -28,12 +28,12 @@ export async function ask(path, options = {}) {
     throw new Error("The server cannot be reached. Is it still running?");
   }
   if (response.ok) return response;
-  const told = wordsOf((await response.json().catch(() => null))?.error?.message ?? "");
+  const message = wordsOf((await response.json().catch(() => null))?.error?.message ?? "");
   if (response.status === 401) {
     byId("key-form").hidden = false;
     byId("key").focus();
   }
-  throw new Error(`${REFUSALS[response.status] ?? "The server could not do this."} ${told}`.trim());
+  throw new Error(`${REFUSALS[response.status] ?? "The server could not do this."} ${message}`.trim());
 }
 
 /** A message of the server as a sentence, without the name of its part. */
@@ -71,12 +71,12 @@ export function requestFor(turns, { model, chats, system, settings }) {
   };
   if (!chats) return ["v1/completions", { ...common, prompt: textSoFar(turns) }];
   const messages = [];
-  for (const { role, whole: content, thoughts } of [{ role: "system", whole: system.trim() }, ...turns]) {
+  for (const { role, whole: content, reasoning } of [{ role: "system", whole: system.trim() }, ...turns]) {
     // a version without text, such as an answer that failed, says nothing
-    if (!content && !thoughts) continue;
+    if (!content && !reasoning) continue;
     const last = messages.at(-1);
     if (last?.role === role) last.content += `\n\n${content}`;
-    else messages.push({ role, content, ...(thoughts ? { reasoning_content: thoughts } : {}) });
+    else messages.push({ role, content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
   }
   if (turns.at(-1).role === "assistant") common.continue_final_message = true;
   return ["v1/chat/completions", { ...common, messages }];

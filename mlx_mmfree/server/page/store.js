@@ -29,7 +29,7 @@ async function operation(mode, act) {
 const tabs = new BroadcastChannel("mmfree");
 
 /** Tells the other tabs of this server that a conversation has changed. */
-async function told(id, work) {
+async function announced(id, work) {
   await work;
   tabs.postMessage(id);
 }
@@ -41,17 +41,17 @@ export async function kept() {
 }
 
 export const keep = (data) =>
-  told(
+  announced(
     data.id,
     operation("readwrite", (table) => table.put(data)),
   );
 export const forget = (id) =>
-  told(
+  announced(
     id,
     operation("readwrite", (table) => table.delete(id)),
   );
 export const forgetAll = () =>
-  told(
+  announced(
     null,
     operation("readwrite", (table) => table.clear()),
   );
@@ -62,8 +62,8 @@ export function onChange(call) {
 }
 
 /** Keeps what an answer has so far when the page is left, for which a database takes too long. */
-export function keepInHaste(id, { text, thoughts }) {
-  localStorage.setItem(UNSAVED + id, JSON.stringify({ text, thoughts }));
+export function keepInHaste(id, { text, reasoning }) {
+  localStorage.setItem(UNSAVED + id, JSON.stringify({ text, reasoning }));
 }
 
 /** Brings what was kept in haste into its conversations. */

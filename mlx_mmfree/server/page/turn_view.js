@@ -10,7 +10,7 @@ const ENDS = {
 };
 
 /** What is said about how an answer has ended; nothing where that goes without saying. */
-function endOf({ end, isPlain, text, thoughts, role }) {
+function endOf({ end, isPlain, text, reasoning, role }) {
   if (role === "user") return "";
   if (end !== "stop") return ENDS[end] ?? "";
   if (isPlain) {
@@ -19,7 +19,7 @@ function endOf({ end, isPlain, text, thoughts, role }) {
       : "The model ended the text here without adding to it. Your next message starts a new text.";
   }
   if (text) return "";
-  return thoughts ? "The model stopped after its reasoning, without an answer." : "The model gave an empty answer.";
+  return reasoning ? "The model stopped after its reasoning, without an answer." : "The model gave an empty answer.";
 }
 
 function costOf({ usage, rate }) {
@@ -31,9 +31,9 @@ function costOf({ usage, rate }) {
   return `${prompt}, answer ${count(usage.completion_tokens, "token")}${speed}`;
 }
 
-function thoughtsTitle({ text, isWriting, thoughtSeconds }) {
+function reasoningTitle({ text, isWriting, reasoningSeconds }) {
   if (isWriting && !text) return "Thinking…";
-  return thoughtSeconds ? `Thoughts (${thoughtSeconds.toFixed(1)} s)` : "Thoughts";
+  return reasoningSeconds ? `Thoughts (${reasoningSeconds.toFixed(1)} s)` : "Thoughts";
 }
 
 /** The elements of a turn, made once; what changes about it is set each time it is shown. */
@@ -52,15 +52,15 @@ export class TurnView {
     if (isAnswer && !turn.isPlain) this.markdown = new MarkdownView(this.words);
     else this.words.append("");
     this.words.classList.add(this.markdown ? "markdown" : "plain");
-    this.thoughts = element("div", { className: "text plain" }, "");
-    this.thoughtsTitle = element("summary");
-    this.thoughtsFrame = element("details", { className: "reasoning" }, this.thoughtsTitle, this.thoughts);
+    this.reasoning = element("div", { className: "text plain" }, "");
+    this.reasoningTitle = element("summary");
+    this.reasoningFrame = element("details", { className: "reasoning" }, this.reasoningTitle, this.reasoning);
     this.end = element("p", { className: "end" });
     this.fault = element("p", { className: "fault" });
     this.cost = element("span", { className: "cost" });
     this.buildBar(isAnswer);
     this.node = element("li", { className: `turn ${turn.role}` }, this.author, ...turn.files.map(fileView));
-    this.node.append(this.thoughtsFrame, this.words, this.end, this.fault, this.bar);
+    this.node.append(this.reasoningFrame, this.words, this.end, this.fault, this.bar);
   }
 
   buildBar(isAnswer) {
@@ -98,9 +98,9 @@ export class TurnView {
     this.words.hidden = !turn.text && !turn.isWriting;
     // readers of screens wait for the whole answer
     this.words.ariaBusy = String(turn.isWriting);
-    extend(this.thoughts.firstChild, turn.thoughts);
-    this.thoughtsFrame.hidden = !turn.thoughts;
-    this.thoughtsTitle.textContent = thoughtsTitle(turn);
+    extend(this.reasoning.firstChild, turn.reasoning);
+    this.reasoningFrame.hidden = !turn.reasoning;
+    this.reasoningTitle.textContent = reasoningTitle(turn);
     this.end.textContent = endOf(turn);
     this.fault.textContent = turn.fault;
     this.cost.textContent = costOf(turn);

@@ -5,22 +5,22 @@ export class Turn {
   /**
    * @param parent The turn before it; null for the root, which says nothing.
    * @param role "user" or "assistant".
-   * @param said What it says: `text`, `files` (name and text of each), `thoughts`, and of an answer its
+   * @param said What it says: `text`, `files` (name and text of each), `reasoning`, and of an answer its
    *   `author`, whether it `isPlain` (a text that goes on, no Markdown), its `usage`, its rate in tokens a
-   *   second, its `thoughtSeconds`, its `end` and its `fault`. The end is "writing", "stop" (its own),
+   *   second, its `reasoningSeconds`, its `end` and its `fault`. The end is "writing", "stop" (its own),
    *   "length", "stopped" (by a person), "interrupted" (the page was left) or "fault".
    */
   constructor(parent, role, said = {}) {
     Object.assign(this, {
       text: "",
-      thoughts: "",
+      reasoning: "",
       files: [],
       author: "",
       isPlain: false,
       end: "",
       fault: "",
     });
-    Object.assign(this, { usage: null, rate: null, thoughtSeconds: null, ...said });
+    Object.assign(this, { usage: null, rate: null, reasoningSeconds: null, ...said });
     Object.assign(this, { parent, role, children: [], chosen: 0 });
     if (parent) parent.chosen = parent.children.push(this) - 1;
   }
@@ -50,7 +50,7 @@ export class Turn {
   /** Whether its end is not its own, and there is something to go on with. */
   get isCutOff() {
     const isCut = ["length", "stopped", "interrupted", "fault"].includes(this.end);
-    return isCut && Boolean(this.text || this.thoughts);
+    return isCut && Boolean(this.text || this.reasoning);
   }
 
   /** What it says with its files, as the model reads it. */
@@ -88,7 +88,7 @@ export function fenced(text) {
 
 const SAID = {
   text: "string",
-  thoughts: "string",
+  reasoning: "string",
   files: "object",
   author: "string",
   isPlain: "boolean",
@@ -96,7 +96,7 @@ const SAID = {
   fault: "string",
   usage: "object",
   rate: "object",
-  thoughtSeconds: "object",
+  reasoningSeconds: "object",
 };
 const USAGE = ["prompt_tokens", "completion_tokens", "total_tokens"];
 const FORMAT = "mmfree-conversation-1";
@@ -192,7 +192,7 @@ function said(given) {
   return {
     ...found,
     rate: number(given.rate),
-    thoughtSeconds: number(given.thoughtSeconds),
+    reasoningSeconds: number(given.reasoningSeconds),
     end: given.end === "writing" ? "interrupted" : text(given.end),
   };
 }
@@ -203,7 +203,7 @@ export function asMarkdown(conversation) {
   if (conversation.system) parts.push("## System prompt", conversation.system);
   for (const turn of conversation.root.last.past) {
     parts.push(`## ${turn.role === "user" ? "You" : turn.author}`);
-    if (turn.thoughts) parts.push(turn.thoughts.replace(/^/gm, "> "));
+    if (turn.reasoning) parts.push(turn.reasoning.replace(/^/gm, "> "));
     parts.push(turn.whole);
   }
   return `${parts.join("\n\n")}\n`;

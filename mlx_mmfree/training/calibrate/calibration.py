@@ -23,7 +23,7 @@ from ...hub.publish.model_card import ModelCard
 from ...hub.remote.source import find_source
 from ...platform.progress import Progress
 from ..results import read_log
-from ..run_folder import check_record, own_run_folder, writing
+from ..run_folder import LOG_FILE, check_record, own_run_folder, writing
 from ..tasks.corpus import CausalLMTask
 from .course import Course
 from .modulation import BITS
@@ -32,7 +32,7 @@ from .plan import LOW_RANK, CalibrationPlan, plan_calibration, plan_window
 from .settings import CalibrateSettings
 from .walk import Walk
 
-REPORT_FILE, PICTURE_FILE, LOG_FILE = "calibrate.json", "errors.png", "log.jsonl"
+REPORT_FILE, PICTURE_FILE = "calibrate.json", "errors.png"
 _FOLDER, _RECORD = "windows", "run.json"
 _DIGESTED = 4096
 """Bytes of a tensor that tell it from another one."""

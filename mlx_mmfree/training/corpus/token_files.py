@@ -123,7 +123,6 @@ def _check(file: TokenFile, name: str, folder: Path, digest: str) -> None:
 def _check_length(header: Header, name: str, settings: Settings) -> None:
     if header.tokens <= settings.sequence_length:
         raise TrainingError(
-            f"[train] '{name}' must have more tokens than 'sequence_length', "
-            f"{settings.sequence_length}, but has {header.tokens}. Lower 'sequence_length' or give a "
-            "longer text."
+            f"[data] '{name}' must have more tokens than 'sequence_length', "
+            f"{settings.sequence_length}, but has {header.tokens}. Lower it or give a longer text."
         )

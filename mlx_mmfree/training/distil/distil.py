@@ -46,7 +46,7 @@ from ..optimizer_step import Batches, checkpoint_blocks
 from ..precision import compute_dtype, frozen_in_dtype
 from ..reports import describe_weights
 from ..results import BestWeights, Callback, check_results, save_trained
-from ..run_folder import load_learned, make_run_folder, own_run_folder, weights_digest, writing
+from ..run_folder import load_learned, made_run_folder, own_run_folder, weights_digest, writing
 from ..tasks.corpus import CausalLMTask
 from ..trainer import Trainer, Validation
 from .settings import MEASURED, STAGES, DistilSettings, StageName
@@ -594,7 +594,6 @@ class Distillation:
     ) -> None:
         settings = self.settings.stage(name)
         folder = Path(self.settings.output) / "stages" / name
-        make_run_folder(folder)
         loss = self._loss(name, student, self.teacher)
         record = {
             "teacher": self._digest,
@@ -611,7 +610,8 @@ class Distillation:
         for words in (*several, describe_weights(student), task.size()):
             for callback in callbacks:
                 callback.on_start(words)
-        with self._narrow(student, compute_dtype(settings.dtype)):
+        narrow = self._narrow(student, compute_dtype(settings.dtype))
+        with made_run_folder(folder), narrow:
             mx.eval(student.parameters())
             Trainer(
                 student,
@@ -694,7 +694,6 @@ class Distillation:
     def _write_logits(self, task: CausalLMTask) -> None:
         """Writes the teacher's logits. It is not needed any more, and its weights are given up."""
         known = self._teacher_logits(task)
-        make_run_folder(known.folder)
         known.write(self.teacher, task.batches, self.settings.logits_steps)
         self._opened = self._open()
         self.teacher = self._opened.model

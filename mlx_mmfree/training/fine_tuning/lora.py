@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...arguments import check_model, check_tokenizer, checks_names
+from ...arguments import check_list, check_model, check_tokenizer, checks_names
 from ...errors import TrainingError
 from ...images import ImageProcessor
 from ...models import Decoder
@@ -70,12 +70,16 @@ def lora(
     """
     check_model("lora", model, processor)
     if not isinstance(processor, ImageProcessor):
-        check_tokenizer("lora", processor)
+        check_tokenizer("lora", processor, "processor")
     if not isinstance(settings, FineTuneSettings):
         raise TypeError(
             f"[lora] 'settings' must be FineTuneSettings but got {type(settings).__name__}. Make them: "
             "FineTuneSettings(data=..., adapter_path=...)."
         )
+    for name, other in (("teacher", teacher), ("reference", reference)):
+        if other is not None:
+            check_model("lora", other, name=name)
+    check_list("lora", "callbacks", callbacks, "callbacks")
     if (settings.teacher is None) != (teacher is None):
         raise TrainingError(
             "[lora] 'teacher' must be given as a loaded model where the settings name one, and only "

@@ -21,7 +21,7 @@ from ..batches import Batch, padded_batch
 from ..corpus.rows import RowError, names_in, read_rows, text_of
 from ..data_parallel import DataParallel
 from ..losses.loss import Loss, token_losses
-from ..run_folder import make_run_folder, samples_digest, weights_digest, writing
+from ..run_folder import samples_digest, weights_digest, writing
 
 QUESTION = "question"
 PROMPTS = (QUESTION, samples.INSTRUCTION, samples.INPUT)
@@ -420,7 +420,6 @@ def with_reference(
     else:
         values = _computed(data, model, batch_size, processes)
         if file is not None and processes.is_first:
-            make_run_folder(file.parent)
             with writing(file.parent), new_file(file) as new:
                 write_tensors(new, values, {"digest": digest})
     return {

@@ -1,6 +1,6 @@
 """The settings of a fine-tuning run."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -28,6 +28,16 @@ from ..run_settings import (
 )
 from ..samples import Features
 from .preferences import LossType, TrainMode, is_mode
+
+COMMAND_KEYS: dict[str, type] = {
+    "model": str,
+    "train": bool,
+    "test": bool,
+    "report_to": str,
+    "project_name": str,
+    "rebuild_masters": bool,
+}
+"""The keys of the YAML file that are the command's own, and their types."""
 
 KINDS = ("lora", "dora", "full")
 GRPO = "grpo"
@@ -70,6 +80,7 @@ class FineTuneSettings(LongSettings):
     """
 
     command: ClassVar[str] = "lora"
+    further_keys: ClassVar[Collection[str]] = (*COMMAND_KEYS, "lora_parameters")
 
     data: str = setting(
         "Folder with train, valid and test as .jsonl, .json, .csv, .tsv or .parquet, a folder of .txt "
@@ -289,12 +300,16 @@ class FineTuneSettings(LongSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        is_mapping = isinstance(self.optimizer_config, Mapping)
+        self.check("optimizer_config", is_mapping, "a mapping by names of optimizers")
         options = self.optimizer_config.get(self.optimizer)
         named_optimizer(self.optimizer, self.learning_rate, options)
         dtypes = COMPUTE_DTYPES if self.is_full else ADAPTER_DTYPES
         rule = f"one of {', '.join(dtypes)} with {self.fine_tune_type}"
         self.check("dtype", self.dtype is None or self.dtype in dtypes, rule)
         if self.lr_schedule is not None:
+            is_mapping = isinstance(self.lr_schedule, Mapping)
+            self.check("lr_schedule", is_mapping, "a mapping with a name")
             name = self.lr_schedule.get("name")
             is_known = isinstance(name, str) and name in SCHEDULES
             self.check("lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")

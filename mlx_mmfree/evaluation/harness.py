@@ -290,7 +290,7 @@ def evaluate_tasks(
     tasks: Sequence[str],
     *,
     include_path: Path | None = None,
-    seed: int = 123,
+    seed: int,
     **options: Any,
 ) -> dict[str, Any]:
     """Runs tasks of lm-evaluation-harness and returns its results.

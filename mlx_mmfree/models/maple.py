@@ -53,7 +53,7 @@ class Config(TransformerConfig):
         "The share of a head's dims that is rotated, the first.", number, 0.5, low=1e-3, high=1.0
     )
     num_experts: int = key("Experts of a layer.", integer, 256, high=2**12)
-    num_experts_per_tok: int = key("Experts that a token is given.", integer, 8, high=2**12)
+    num_experts_per_tok: int = key("Experts that a token is given.", integer, 8)
     moe_intermediate_size: int = key("Width of an expert.", integer, 512, high=2**17)
     swiglu_limit: float = key("The bound of gate and up.", number, 7.0, low=1e-3, high=1e6)
 

@@ -353,8 +353,10 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | None:
     """Like `GGUFFormat.heads`: of heads of values with one key head, all first ones come first."""
     layer, _, end = name.partition(".linear_attn.")
-    keys, values = (config.get(f"linear_num_{kind}_heads", 1) for kind in ("key", "value"))
-    if not end or not layer or keys == values:
+    if not end or not layer:
+        return None
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys == values:
         return None
     dims = config["linear_value_head_dim"]
     # the head of the Hub with number j * shared + r has the number r * keys + j in the file

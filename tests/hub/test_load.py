@@ -17,7 +17,9 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.evaluation import score_continuations
 from mlx_mmfree.generation import batch_generate, generate
 from mlx_mmfree.hub import convert, load, load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint.checkpoint import described_checkpoint
 from mlx_mmfree.hub.conversion.to_folder import FloatFormats
+from mlx_mmfree.hub.remote.source import find_source
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
 from tests.files.torch_files import write_torch
 from tests.hub.checkpoints import (
@@ -473,3 +475,16 @@ def test_another_dtype_is_converted(tmp_path: Path, name: str) -> None:
         open_checkpoint(str(GOLDENS / name)), tmp_path / "m", formats=FloatFormats(mx.float32)
     )
     assert report.logits_difference <= 1e-5
+
+
+def test_a_configuration_without_weights_describes_a_model(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(folder / "config.json", alone)
+    described = described_checkpoint(find_source(alone))
+    assert described is not None
+    shapes = {name: entry.shape for name, entry in open_checkpoint(folder).tensors.items()}
+    assert {name: entry.shape for name, entry in described.tensors.items()} == shapes
+    assert described_checkpoint(find_source(folder)) is None
+    (alone / "config.json").unlink()
+    assert described_checkpoint(find_source(alone)) is None

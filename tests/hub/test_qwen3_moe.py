@@ -178,6 +178,17 @@ def test_damaged_codes_of_a_router_are_refused(
         load_model(tmp_path)
 
 
+def test_codes_of_experts_in_another_dtype_are_refused(quantised: Path, tmp_path: Path) -> None:
+    for file in quantised.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    name = "model.layers.1.mlp.switch_mlp.up_proj.weight"
+    codes = mx.load(str(quantised / "model.safetensors"))[name]
+    assert codes.ndim == 3 and codes.dtype == mx.uint32
+    edit_tensors(tmp_path / "model.safetensors", **{name: codes.astype(mx.int32)})
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight'.* but"):
+        load_model(tmp_path)
+
+
 @pytest.mark.interop
 def test_transformers_computes_the_same(folder: Path) -> None:
     import torch

@@ -125,6 +125,15 @@ def test_other_mathematics_of_a_mixer_is_refused(kind: str, keys: dict[str, Any]
         config_of(kind, **keys)
 
 
+def test_mamba2_describes_what_follows_from_its_sizes() -> None:
+    written = config_of("mamba2", hidden_size=40, num_heads=10, head_dim=8).to_hub()
+    assert written["expand"] == 2
+    assert written["intermediate_size"] == 80
+    # of 40 / 16, rounded up
+    assert written["time_step_rank"] == 3
+    assert config_of("mamba2", expand=None) == config_of("mamba2")
+
+
 @pytest.mark.parametrize("kind", DELTA_RULES)
 @pytest.mark.parametrize("keys", [{"use_short_conv": False}, {"attnres_block_size": 4}], ids=str)
 def test_other_mathematics_of_delta_rules_is_refused(kind: str, keys: dict[str, Any]) -> None:

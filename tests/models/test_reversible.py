@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.context import Context
+from mlx_mmfree.layers.norms import RMSNorm
 from mlx_mmfree.models.parts.reversible import ReversibleBlock, ReversibleSequence
 from mlx_mmfree.token_mixers import MLGRU, Reformer
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -61,6 +62,12 @@ def test_gradients_are_those_of_stored_activations() -> None:
         assert got.keys() == want.keys()
         for name in want:
             assert relative_error(got[name], want[name]) <= GRADIENT_TOLERANCE, name
+
+
+def test_norms_are_of_the_specified_class() -> None:
+    block = ReversibleBlock(DIMS, MLGRU(DIMS), FeedForward(DIMS), norm=RMSNorm, norm_eps=0.5)
+    assert isinstance(block.token_norm, RMSNorm) and isinstance(block.channel_norm, RMSNorm)
+    assert block.token_norm.eps == block.channel_norm.eps == 0.5
 
 
 def test_a_call_with_states_equals_the_whole() -> None:

@@ -38,7 +38,8 @@ class CoverageMap:
         """Tests that run a line of a mutant, by file.
 
         Files whose names are those of the mutant's come first, then those of its folder, then what takes
-        least. Of a function of tests there are a few sets of parameters.
+        least. Of a function of tests there are a few sets of parameters, those with the name of the
+        mutant's file if there are any.
 
         Args:
             mutant: The mutant.
@@ -49,7 +50,8 @@ class CoverageMap:
         names = sorted(name for name in found if name in self._seconds)
         files: dict[str, list[str]] = {}
         for function, group in groupby(names, lambda name: name.partition("[")[0]):
-            some = [*group]
+            every = [*group]
+            some = [name for name in every if stem in name.partition("[")[2]] or every
             some = some[:: -(-len(some) // _SETS_OF_PARAMETERS)]
             files.setdefault(function.partition("::")[0], []).extend(some)
 
@@ -86,11 +88,19 @@ class CoverageMap:
                 later |= self._later(other)
             found = found - {""} | later
         if not found:
-            # it runs where nothing is recorded, such as in a confined process
-            folder = f"tests/{mutant.file.split('/')[0]}/"
-            of_folder = (name for name in self._seconds if name.startswith(folder))
-            return {name for name in of_folder if file.stem in _text(name.partition("::")[0])}
+            found = self._of_users(file)
         return {each for name in found for each in self._of_context(name)}
+
+    def _of_users(self, file: Path) -> set[str]:
+        """The tests of what runs where nothing is recorded, as in a process that is killed.
+
+        They are those that run a file of the package that names it, and those of files that name it.
+        """
+        others = (each for each in (CHECKOUT / "mlx_mmfree").rglob("*.py") if each != file)
+        users = [each for each in others if file.stem in _text(each)]
+        return {name for each in users for name in self._later(each)} | {
+            name for name in self._seconds if file.stem in _text(CHECKOUT / name.partition("::")[0])
+        }
 
     def _later(self, file: Path, lines: tuple[int, int] = (1, sys.maxsize)) -> set[str]:
         """The tests that run some lines of a file, but for what runs on import."""
@@ -113,5 +123,5 @@ class CoverageMap:
 
 
 @cache
-def _text(file: str) -> str:
-    return (CHECKOUT / file).read_text(encoding="utf-8")
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")

@@ -190,3 +190,19 @@ def test_a_kernel_that_fails_its_check_leaves_the_product_to_mlx(emulated: Emula
         assert mx.array_equal(dense_matmul(x, codes, variant), got)
     assert not emulated.records
     assert relative_error(got, mx.array(exact(x, codes, variant))) <= TOLERANCE[mx.float32]
+
+
+def test_the_reported_fault_is_that_of_the_kernel_that_would_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrays = whole_numbers(3, 128, 8, 64, 2, mx.float16)
+    checked: list[tuple[object, ...]] = []
+
+    def fault(*given: object) -> str:
+        checked.append(given)
+        return "it is odd"
+
+    monkeypatch.setattr(metal, "_fault", fault)
+    assert metal.fault(*arrays) == "it is odd"
+    metal.metal(*arrays)
+    assert checked == 2 * [(metal.Tuning.of(2, 3, 8), mx.float16, mx.float16, mx.float32)]

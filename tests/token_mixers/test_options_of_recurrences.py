@@ -60,6 +60,12 @@ def test_twice_as_much_is_replaced_where_it_may_be_negative(most: float) -> None
     assert_is(mixer, x, o.reshape(LENGTH, -1) @ p["output_proj.weight"].T)
 
 
+def test_all_heads_are_one_group_by_default() -> None:
+    specified = Mamba2(DIMS, num_heads=4, state_dims=6, num_groups=1)
+    default = Mamba2(DIMS, num_heads=4, state_dims=6)
+    assert default.input_proj.weight.shape == specified.input_proj.weight.shape
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_heads_of_a_group_share_what_they_read_by_and_a_norm(groups: int) -> None:
     mx.random.seed(2)

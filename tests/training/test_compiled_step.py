@@ -128,7 +128,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "attention": lambda: run(model("llama")),
     "bfloat16": lambda: run(model("llama"), dtype=mx.bfloat16),
     "distillation": lambda: run(
-        trained := model(), loss=distillation_loss(model("llama"), trained, top_k=4)
+        trained := model(),
+        loss=distillation_loss(model("llama"), trained, weight=1.0, temperature=1.0, top_k=4),
     ),
     "dropout": lambda: run(dropping()),
     "dropout in recomputed blocks": lambda: run(dropping(True)),

@@ -61,6 +61,7 @@ def test_a_run_has_a_panel_for_all_that_was_logged(
     metrics = _drawn(monkeypatch)
     assert plot_run(RECORDS, "tiny", tmp_path / "curve.png")
     [figure] = metrics
+    assert figure.axes[0].get_gridspec().get_geometry() == (3, 2)
     lines = {axes.get_ylabel(): axes.lines for axes in figure.axes if axes.lines}
     assert list(lines) == [
         "loss (nats)",

@@ -133,7 +133,7 @@ def test_logits_of_both_models_are_never_held_whole(monkeypatch: pytest.MonkeyPa
 def test_a_student_comes_closer_to_its_teacher() -> None:
     student, teacher = _model(), _model(linear_class="dense", intermediate_size=48)
     teacher.head.weight = 20 * teacher.head.weight
-    loss = distillation_loss(teacher, student, weight=100.0)
+    loss = distillation_loss(teacher, student, weight=100.0, temperature=1.0)
     optimizer, step = Adam(1e-2), nn.value_and_grad(student, loss)
     losses = []
     for _ in range(20):
@@ -156,9 +156,9 @@ def test_a_student_comes_closer_to_its_teacher() -> None:
 )
 def test_arguments_out_of_range(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(TrainingError, match=reason):
-        distillation_loss(_model(), _model(), **options)
+        distillation_loss(_model(), _model(), **{"weight": 1.0, "temperature": 1.0, **options})
 
 
 def test_other_vocabularies_are_refused() -> None:
     with pytest.raises(TrainingError, match="40 tokens but has 41"):
-        distillation_loss(_model(vocab_size=41), _model())
+        distillation_loss(_model(vocab_size=41), _model(), weight=1.0, temperature=1.0)

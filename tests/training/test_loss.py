@@ -14,7 +14,7 @@ from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.losses import loss as module
-from mlx_mmfree.training.losses.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import batch_logits, next_token_loss
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 VOCABULARY = 101
@@ -66,6 +66,15 @@ def loss_and_gradients(model: Decoder, given: Batch) -> tuple[mx.array, list[tup
     loss, gradients = nn.value_and_grad(model, next_token_loss)(model, given)
     mx.eval(loss, gradients)
     return loss, tree_flatten(gradients)
+
+
+def test_the_loss_is_the_weighted_sum_of_cross_entropies() -> None:
+    model, given = build(), batch()
+    logits = np.array(batch_logits(model, given), np.float64)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    of_targets = np.take_along_axis(shares, given.targets[..., None], axis=-1)[..., 0]
+    want = -(given.weights * np.log(of_targets)).sum()
+    assert next_token_loss(model, given).item() == pytest.approx(want, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["dense", "tied", "ternary", "tied ternary"])

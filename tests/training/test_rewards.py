@@ -43,10 +43,10 @@ def _given(rewards: Rewards, *texts: str, prompt: Any = "Say it.") -> list[float
 @pytest.mark.exhaustive
 def test_functions_of_a_file_are_summed(tmp_path: Path) -> None:
     file = _file(tmp_path, FILE)
-    rewards = Rewards(file)
+    rewards = Rewards(file, steps=4)
     assert rewards.names == ["length", "agrees"]
     assert _given(rewards, "yes", "no") == [4, 2]
-    weighted = Rewards(file, ["agrees", "length", "exact_match"], [10, 0.5, 100])
+    weighted = Rewards(file, ["agrees", "length", "exact_match"], [10, 0.5, 100], steps=4)
     assert _given(weighted, "yes", "no ") == [111.5, 1.5]
 
 
@@ -57,7 +57,7 @@ def test_a_function_that_does_not_apply_is_left_out_of_the_sum(
         "def short(completions):\n    return [None if len(c) > 3 else len(c) for c in completions]\n"
         "def some(completions):\n    return [10 if c == 'yes' else float('nan') for c in completions]"
     )
-    given = Rewards(_file(tmp_path, text), weights=[2, 1])
+    given = Rewards(_file(tmp_path, text), weights=[2, 1], steps=4)
     assert np.array_equal(_given(given, "yes", "no", "perhaps"), [16, 4, np.nan], equal_nan=True)
     _given(given, "perhaps")
     assert capsys.readouterr().err.count("gave a reward to 1 of 3 answers") == 1
@@ -86,7 +86,7 @@ def test_functions_are_used_as_trl_uses_them(tmp_path: Path) -> None:
 def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
     text = "def f(completions, prompts):\n    return [len(c[0]['content']) for c in completions]"
     messages = [{"role": "user", "content": "Say it."}]
-    assert _given(Rewards(_file(tmp_path, text)), "yes", prompt=messages) == [3]
+    assert _given(Rewards(_file(tmp_path, text), steps=4), "yes", prompt=messages) == [3]
 
 
 @pytest.mark.sample(2)
@@ -110,7 +110,7 @@ def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
 def test_what_goes_wrong_in_a_file_is_reported(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(TrainingError, match=words) as caught:
         limit = 1.0 if "while" in text else 30.0
-        _given(Rewards(_file(tmp_path, text), timeout_s=limit), "yes", "no")
+        _given(Rewards(_file(tmp_path, text), timeout_s=limit, steps=4), "yes", "no")
     assert "\n" not in str(caught.value)
 
 
@@ -125,7 +125,7 @@ def test_what_goes_wrong_in_a_file_is_reported(tmp_path: Path, text: str, words:
 )
 def test_what_is_not_there_is_reported(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainingError, match=words):
-        Rewards(**options)
+        Rewards(**options, steps=4)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_what_counts_as_right(name: str, text: str, answer: Any, is_right: bool)
 
 
 def test_reasoning_is_no_part_of_an_answer() -> None:
-    assert _given(Rewards(), "<think>no</think>yes", "yes<think>") == [1, 0]
+    assert _given(Rewards(steps=4), "<think>no</think>yes", "yes<think>") == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,10 @@ def test_schemas_that_are_not_compared_are_refused(schema: Any) -> None:
     with pytest.raises(RowError, match="schema"):
         check_schema(schema)
     with pytest.raises(RowError, match="schema"):
-        Rewards(names=["json_schema"]).check({"answer": json.dumps(schema)})
+        Rewards(names=["json_schema"], steps=4).check({"answer": json.dumps(schema)})
 
 
 def test_a_comparison_needs_an_answer() -> None:
     with pytest.raises(RowError, match="must have 'answer' for the reward 'exact_match'"):
-        Rewards().check({"prompt": "What?"})
-    Rewards(answer="solution").check({"solution": 0})
+        Rewards(steps=4).check({"prompt": "What?"})
+    Rewards(answer="solution", steps=4).check({"solution": 0})

@@ -14,6 +14,7 @@ from mlx_mmfree.training import read_settings
 from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.distil.settings import read_settings as read_distil_settings
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
+from mlx_mmfree.training.run_settings import SHARE
 from mlx_mmfree.training.settings import Settings
 
 
@@ -170,3 +171,7 @@ def test_every_value_of_another_type_names_its_key(settings: type, tmp_path: Pat
             with pytest.raises(TrainingError, match=rf"'{field.name}' must (be|hold) "):
                 read(begun[settings] | {field.name: value})
     assert seen > 50
+
+
+def test_a_share_is_below_one() -> None:
+    assert [SHARE.holds(value) for value in (-0.1, 0, 0.9, 1)] == [False, True, True, False]

@@ -452,7 +452,7 @@ def _loss(model: Any, settings: FineTuneSettings, teacher: Decoder | None) -> Lo
         return distillation_loss(teacher, model, **settings.divergence)
     mode = settings.train_mode
     if model.pipeline == "image-classification":
-        return summed_loss(ImageTask)
+        return summed_loss(ImageTask, 0.0)
     if mode == GRPO:
         return grpo_loss(**settings.group_loss_options)
     if not is_mode(mode):

@@ -301,7 +301,7 @@ class Rewards:
         *,
         answer: str = "answer",
         timeout_s: float = 60.0,
-        steps: int = 0,
+        steps: int,
     ):
         self.step, self._steps = 0, steps
         self._has_warned = False

@@ -17,8 +17,8 @@ def distillation_loss(
     teacher: Decoder,
     student: Decoder,
     *,
-    weight: float = 1.0,
-    temperature: float = 1.0,
+    weight: float,
+    temperature: float,
     top_k: int | None = None,
 ) -> Loss:
     r"""A loss that adds the divergence from a teacher to the cross-entropy on the data.
@@ -90,7 +90,7 @@ class KnownBatch(Batch):
     logits: np.ndarray = field(kw_only=True)
 
 
-def known_loss(*, weight: float = 1.0, temperature: float = 1.0) -> Loss:
+def known_loss(*, weight: float, temperature: float) -> Loss:
     """Like `distillation_loss` with `top_k`, of each `KnownBatch` instead of a teacher."""
 
     def loss(model: Decoder, batch: KnownBatch) -> mx.array:

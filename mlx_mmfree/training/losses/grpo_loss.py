@@ -98,9 +98,9 @@ def grpo(
     reference: mx.array | None,
     advantages: mx.array,
     *,
-    beta: float = 0.1,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
+    beta: float,
+    epsilon: float,
+    epsilon_high: float | None,
 ) -> mx.array:
     r"""The loss of each token (Shao et al., arXiv 2402.03300, eq. 3 and 4).
 
@@ -132,10 +132,10 @@ def grpo(
 
 def grpo_loss(
     *,
-    beta: float = 0.1,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    temperature: float = 1.0,
+    beta: float,
+    epsilon: float,
+    epsilon_high: float | None,
+    temperature: float,
 ) -> Loss:
     """The loss of a batch of groups, summed over its answers; see `grpo` and `group_batch`."""
 

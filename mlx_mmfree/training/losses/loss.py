@@ -149,7 +149,7 @@ def target_losses(
     model: TokenModel,
     hidden: mx.array,
     batch: Batch,
-    label_smoothing: float = 0.0,
+    label_smoothing: float,
     temperature: float = 1.0,
 ) -> mx.array:
     """The cross-entropy of each target of a batch times its weight, in nats, float32 `(B, L)`.

@@ -169,7 +169,7 @@ def _key(settings: Settings, name: str, of_training: str) -> str:
     return of_training if is_trained else "valid"
 
 
-def summed_loss(task: type[Task], label_smoothing: float = 0.0) -> Loss:
+def summed_loss(task: type[Task], label_smoothing: float) -> Loss:
     """The sum of the losses of the targets of a batch."""
     return partial(_loss, task, label_smoothing=label_smoothing)
 

@@ -167,6 +167,14 @@ def test_the_parts_of_a_plan_are_those_of_the_model() -> None:
     assert plan.batch == 3 * 2 * 64 * 4
 
 
+@needs_extension
+def test_a_second_batch_of_a_step_needs_a_gradient_more_and_a_third_nothing() -> None:
+    model, batch = _model("mlgru"), _batch(2, 64)
+    one, two, three = (_planned(model, batch, parts=parts) for parts in (1, 2, 3))
+    assert one.total + one.gradients // 2 < two.total <= one.total + one.gradients
+    assert three.total == two.total
+
+
 def test_adapters_leave_the_other_weights_without_gradients() -> None:
     model = _model("bitnet", adapters=True)
     other = _model("llama")

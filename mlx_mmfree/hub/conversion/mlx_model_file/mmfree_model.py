@@ -167,7 +167,7 @@ class TernaryLinear(nn.QuantizedLinear):
     def __call__(self, x: mx.array) -> mx.array:
         return ternary_product(self, x)
 
-    def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
+    def to_lora(self, r: int, scale: float, dropout: float) -> nn.Module:
         return AdaptedLinear(self, r, scale, dropout)
 
 
@@ -205,7 +205,7 @@ class NormedTernaryLinear(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         return ternary_product(self, self.normed(x))
 
-    def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
+    def to_lora(self, r: int, scale: float, dropout: float) -> nn.Module:
         return AdaptedLinear(self, r, scale, dropout)
 
 

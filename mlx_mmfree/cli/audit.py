@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .parts import flags, loading, show_attention, terminal
-from .parts.command import check_writable, command
+from .parts import flags, loading, picture_flag, terminal
+from .parts.command import command
 from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens before the one that is decoded; default: %(default)s",
     )
     flags.add_json_flag(parser)
-    flags.add_picture_flag(parser, what="draw the composition")
+    picture_flag.add_picture_flag(parser, what="draw the composition")
     loading.add_memory_flags(parser)
     return parser
 
@@ -72,9 +72,7 @@ def _check(args: argparse.Namespace) -> None:
             "[audit] 'config' must come without a model, 'revision', 'adapter-path' and 'latent', since "
             "a shape has no weights. Leave those out."
         )
-    if args.picture is not None:
-        show_attention.require_matplotlib("picture", "audit")
-        check_writable("[audit] 'picture'", args.picture)
+    picture_flag.check_picture("audit", args.picture)
 
 
 def _certificate(args: argparse.Namespace) -> "Certificate":

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
-from .parts.command import check_writable, command
-from .parts.flags import add_json_flag, add_picture_flag, positive
+from .parts.command import command
+from .parts.flags import add_json_flag, positive
 from .parts.loading import add_model_flags, checkpoint_of, model_source
 from .parts.parser import CommandParser
-from .parts.show_attention import require_matplotlib
+from .parts.picture_flag import add_picture_flag, check_picture
 
 if TYPE_CHECKING:
     from ..evaluation.benchmark import Figure
@@ -148,9 +148,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             f"[bench] 'threads' must be left out where a GPU computes but got {args.threads[0]}."
         )
-    if args.picture is not None:
-        require_matplotlib("picture", "bench")
-        check_writable("[bench] 'picture'", args.picture)
+    check_picture("bench", args.picture)
 
 
 def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.reading import read_text
 from .parts import loading
-from .parts.command import check_writable, command
-from .parts.flags import add_json_flag, add_picture_flag, add_plugin_flag, positive
+from .parts.command import command
+from .parts.flags import add_json_flag, add_plugin_flag, positive
 from .parts.parser import CommandParser
+from .parts.picture_flag import add_picture_flag, check_picture
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
-from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned, share_bar
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def check_map(args: argparse.Namespace) -> None:
             f"[classify] 'picture' must be left out without images and with more than {_MOST_DRAWN} of "
             f"them but there are {len(args.images)}."
         )
-    require_matplotlib("picture", "classify")
-    check_writable("[classify] 'picture'", args.picture)
+    check_picture("classify", args.picture)
 
 
 def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Classes]":

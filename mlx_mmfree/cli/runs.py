@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, install_extra
 from .parts.command import command
-from .parts.flags import add_json_flag, add_picture_flag
+from .parts.flags import add_json_flag
 from .parts.parser import CommandParser
+from .parts.picture_flag import add_picture_flag, check_picture
 from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    check_picture("runs", args.picture)
     from ..training.curve import differing_settings, distinct_names, plot_runs, read_run
 
     runs = [read_run(path) for path in args.runs]
@@ -49,18 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(aligned([["", *names], *([key, *cells[key]] for key in cells)])))
     if args.picture is not None:
         records = {name: run.records for name, run in zip(names, runs, strict=True)}
-        try:
-            drawn = plot_runs(records, args.picture)
-        except OSError as error:
-            raise UsageError(
-                f"[runs] 'picture' must be a file that can be written but '{args.picture}' cannot: "
-                f"{error.strerror or error}."
-            ) from error
-        if not drawn:
-            raise UsageError(
-                "[runs] 'picture' needs the package matplotlib, which is not installed. "
-                + install_extra("plot")
-            )
+        plot_runs(records, args.picture)
     return 0
 
 

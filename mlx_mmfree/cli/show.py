@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from .parts import loading, show_attention
-from .parts.command import check_writable, command
-from .parts.flags import add_json_flag, add_picture_flag
+from .parts.command import command
+from .parts.flags import add_json_flag
 from .parts.parser import CommandParser
+from .parts.picture_flag import add_picture_flag, check_picture
 from .parts.terminal import aligned, size_text
 
 HELP = "draw how a model mixes a text, draw its weights, or list its parts"
@@ -50,9 +51,7 @@ def _add_weights_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _show_weights(args: argparse.Namespace) -> None:
-    if args.picture is not None:
-        show_attention.require_matplotlib("picture")
-        check_writable("[show] 'picture'", args.picture)
+    check_picture("show", args.picture)
     from ..evaluation.model_tree import count_trits, draw_trits
     from ..hub.checkpoint.load import OpenedModel
 

@@ -188,7 +188,7 @@ _LEFT, _GAP, _BAR, _HEADING, _TITLE, _LABELS = 1.5, 0.2, 1.2, 0.6, 0.5, 0.85
 
 def draw_maps(
     maps: Sequence[LayerMaps], labels: Mapping[str, Sequence[str]], title: str, image: Path
-) -> bool:
+) -> None:
     """Draws maps as PNG, each mixer a row of panels.
 
     Args:
@@ -196,16 +196,11 @@ def draw_maps(
         labels: The tokens of each text that they name.
         title: The heading.
         image: The file.
-
-    Returns:
-        `False` without matplotlib.
     """
-    try:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import Normalize
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
     columns = max(len(layer.panels) for layer in maps)
     longest = max(len(labels[layer.rows]) for layer in maps)
     side = min(
@@ -249,7 +244,6 @@ def draw_maps(
         0.5, 1 - 0.3 / height, title, fontsize=size, ha="center", va="center", parse_math=False
     )
     save_picture(figure, image)
-    return True
 
 
 def _draw_panel(axes: Any, panel: Panel, **style: Any) -> None:

@@ -217,21 +217,16 @@ def _natural(path: str) -> list[tuple[int, int | str]]:
     return [(0, int(word)) if word.isdigit() else (1, word) for word in path.split(".")]
 
 
-def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
+def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> None:
     """Draws shares and scales over the layers, and the histogram of each kind of matrix, as PNG.
 
     Args:
         found: The matrices.
         title: The heading.
         image: The file.
-
-    Returns:
-        `False` without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
+    from matplotlib.figure import Figure
+
     kinds: dict[str, list[TritCounts]] = {}
     for each in found:
         kinds.setdefault(each.kind, []).append(each)
@@ -264,7 +259,6 @@ def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
     scales.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
     figure.suptitle(title, parse_math=False)
     save_picture(figure, image)
-    return True
 
 
 _MARKERS = ("o", "s", "^", "D", "v")

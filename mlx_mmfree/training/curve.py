@@ -66,20 +66,15 @@ def plot_run(records: Records, name: str, image: Path) -> bool:
     return True
 
 
-def plot_runs(runs: Mapping[str, Records], image: Path) -> bool:
+def plot_runs(runs: Mapping[str, Records], image: Path) -> None:
     """Draws the losses of several runs over tokens in one picture, as PNG.
 
     Args:
         runs: Their logs by their names.
         image: The file.
-
-    Returns:
-        `False` without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     scale, unit = _token_scale(list(runs.values()))
@@ -107,7 +102,6 @@ def plot_runs(runs: Mapping[str, Records], image: Path) -> bool:
             axes.legend(fontsize="small")
     panels[0].set_ylabel("loss (nats)")
     save_picture(figure, image)
-    return True
 
 
 def _draw_losses(axes: Any, records: Records, scale: float) -> None:

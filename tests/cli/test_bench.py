@@ -169,7 +169,7 @@ def test_what_was_measured_is_kept(
 def test_a_picture_that_cannot_be_written_is_refused_first(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench, "require_matplotlib", lambda *_: None)
+    monkeypatch.setattr("mlx_mmfree.cli.parts.picture_flag.find_spec", lambda name: name)
     monkeypatch.setattr(benchmark, "measure", None)
     for place, reason in ((tmp_path / "absent" / "x.png", "no folder"), (tmp_path, "is a folder")):
         assert main(["bench", "--picture", str(place)]) == 2
@@ -178,7 +178,7 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
 
 
 def test_matplotlib_must_be_installed(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: None)
+    monkeypatch.setattr("mlx_mmfree.cli.parts.picture_flag.find_spec", lambda name: None)
     assert main(["bench", "--picture", "x.png"]) == 2
     assert "[bench] --picture needs the package matplotlib" in capsys.readouterr().err
 

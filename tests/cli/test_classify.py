@@ -166,7 +166,7 @@ def test_mistakes_with_images(
     damaged, folder = tmp_path / "damaged.png", tmp_path / "folder"
     damaged.write_bytes(Path(images[0]).read_bytes()[:400])
     folder.mkdir()
-    monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: name)
+    monkeypatch.setattr("mlx_mmfree.cli.parts.picture_flag.find_spec", lambda name: name)
     for flags, message in (
         ([str(tmp_path / "absent.png")], "absent.png' cannot be read"),
         ([images[0], str(damaged)], "damaged.png' must be a sound JPEG"),
@@ -194,7 +194,7 @@ def test_a_model_without_classes_is_refused(
 def test_map_asks_for_matplotlib(
     sight: str, images: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: None)
+    monkeypatch.setattr("mlx_mmfree.cli.parts.picture_flag.find_spec", lambda name: None)
     assert main(["--model", sight, images[0], "--picture", "a.png"]) == 2
     assert "[classify] --picture needs the package matplotlib" in capsys.readouterr().err
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.cli.parts import picture_flag
 from mlx_mmfree.cli.runs import main
 
 
@@ -77,6 +78,16 @@ def test_a_log_without_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_picture(runs: list[str], tmp_path: Path) -> None:
     assert main([*runs, "--picture", str(tmp_path / "runs.png")]) == 0
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for found, reason in ((None, "needs the package matplotlib"), ("", "is a folder")):
+        monkeypatch.setattr(picture_flag, "find_spec", lambda name, found=found: found)
+        assert main([*runs, "--picture", runs[0]]) == 2
+        shown = capsys.readouterr()
+        assert "[runs] --picture" in shown.err and reason in shown.err and not shown.out
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree import demo
-from mlx_mmfree.cli.parts import show_attention
+from mlx_mmfree.cli.parts import picture_flag
 from mlx_mmfree.cli.show import main
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.hub.checkpoint import load
@@ -75,7 +75,7 @@ def test_dense_weights_are_refused(tmp_path: Path, capsys: Captured) -> None:
 def test_without_matplotlib(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show_attention, "find_spec", lambda name: None)
+    monkeypatch.setattr(picture_flag, "find_spec", lambda name: None)
     for flags in (("attention", "--prompt", "a"), ("weights",)):
         error = _refused(capsys, *flags, "--picture", str(tmp_path / "a.png"))
         assert "--picture needs the package matplotlib" in error

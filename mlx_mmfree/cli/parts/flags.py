@@ -6,7 +6,6 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ...files.plugins import load_plugin
@@ -171,18 +170,6 @@ def add_upload_flag(group: "argparse._ActionsContainer") -> None:
 
 def add_json_flag(group: "argparse._ActionsContainer") -> None:
     group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def add_picture_flag(
-    group: "argparse._ActionsContainer",
-    *,
-    default: Path | None = None,
-    what: str = "draw it",
-) -> None:
-    """Adds the flag for a picture; `what` is drawn."""
-    shown = "" if default is None else " (%(default)s)"
-    words = f"{what} into a PNG file; needs matplotlib{shown}"
-    group.add_argument("--picture", type=Path, metavar="FILE", default=default, help=words)
 
 
 def add_report_flags(parser: ArgumentParser) -> None:

@@ -6,14 +6,14 @@ format.
 
 import argparse
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ...errors import UsageError, install_extra
+from ...errors import UsageError
 from . import loading
-from .command import argument_errors, check_writable
-from .flags import add_picture_flag, number_list, positive
+from .command import argument_errors
+from .flags import number_list, positive
+from .picture_flag import add_picture_flag, check_picture
 from .prompts import given_prompt
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def show_attention(args: argparse.Namespace) -> None:
             f"[show] 'max_tokens' must be at most {_MOST_TOKENS} but got {args.max_tokens}."
         )
     text = given_prompt(args.prompt)
-    require_matplotlib("picture")
-    check_writable("[show] 'picture'", args.picture)
+    check_picture("show", args.picture)
     from ...evaluation.maps import draw_maps
     from ...hub.checkpoint.load import OpenedModel
 
@@ -175,12 +174,3 @@ def _report(args: argparse.Namespace, drawn: Sequence["LayerMaps"], depth: int) 
     if args.heads is None and shown < most:
         lines.append(f"They have the first {shown} of {most} heads; --heads takes others.")
     print("\n".join(lines))
-
-
-def require_matplotlib(flag: str, place: str = "show") -> None:
-    """Refuses to draw without the package."""
-    if find_spec("matplotlib") is None:
-        raise UsageError(
-            f"[{place}] '{flag}' needs the package matplotlib, which is not installed. "
-            + install_extra("plot")
-        )

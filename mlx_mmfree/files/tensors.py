@@ -392,7 +392,6 @@ def write_shards(
     folder: Path,
     plan: Iterable[PlannedTensors],
     on_bytes: Callable[[int], object] | None = None,
-    max_bytes: int | None = None,
     metadata: Mapping[str, str] = METADATA,
 ) -> None:
     """Writes a checkpoint's tensors as one file, or as several with an index.
@@ -401,14 +400,12 @@ def write_shards(
         folder: The folder of the checkpoint.
         plan: The tensors.
         on_bytes: As for `write_safetensors`.
-        max_bytes: The largest size of a file, unless one group of tensors is larger. Default: 5 GB.
         metadata: As for `write_safetensors`.
     """
-    max_bytes = MAX_SHARD_BYTES if max_bytes is None else max_bytes
     shards: list[list[PlannedTensors]] = [[]]
     size = 0
     for group in plan:
-        if shards[-1] and size + group.nbytes > max_bytes:
+        if shards[-1] and size + group.nbytes > MAX_SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append(group)

@@ -17,12 +17,13 @@ from ..errors import CheckpointError
 from ..layers.arguments import check_sizes
 from ..layers.dense import Linear
 from ..layers.maps import Convolution
-from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.window_attention import WindowAttention
 from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import boolean, integer, integers, key, number
 from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
+
+_NORM = partial(LayerNorm, eps=1e-5)
 
 
 class PatchMerging(nn.Module):
@@ -37,8 +38,6 @@ class PatchMerging(nn.Module):
     Args:
         dims: Dims `D`.
         output_dims: Dims of the result. Default: `2 * dims`.
-        norm_eps: Epsilon of the norm.
-        linear: Makes the projection, called as `linear(input_dims, output_dims, bias=...)`.
 
     Shape:
         `x`: `(B, H, W, D)`; `y`: `(B, H / 2, W / 2, output_dims)`, rounded up.
@@ -48,19 +47,12 @@ class PatchMerging(nn.Module):
         (1, 3, 2, 16)
     """
 
-    def __init__(
-        self,
-        dims: int,
-        *,
-        output_dims: int | None = None,
-        norm_eps: float = 1e-5,
-        linear: LinearFactory = Linear,
-    ):
+    def __init__(self, dims: int, *, output_dims: int | None = None):
         super().__init__()
         output_dims = 2 * dims if output_dims is None else output_dims
         check_sizes("PatchMerging", dims=dims, output_dims=output_dims)
-        self.norm = LayerNorm(4 * dims, eps=norm_eps)
-        self.reduction = linear(4 * dims, output_dims, bias=False)
+        self.norm = _NORM(4 * dims)
+        self.reduction = Linear(4 * dims, output_dims, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         height, width = x.shape[1:3]
@@ -71,7 +63,6 @@ class PatchMerging(nn.Module):
         return y
 
 
-_NORM = partial(LayerNorm, eps=1e-5)
 _TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}
 _SMALL = {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)}
 _BASE = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)}

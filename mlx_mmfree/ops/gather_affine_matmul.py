@@ -15,7 +15,7 @@ from .backend.dispatch import FLOATS, Backend, Example, Operation
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import keeps_half_denormals
 from .dense_matmul import AffineFormat
-from .gather_ternary_matmul import check_gathered
+from .gather_ternary_matmul import check_gathered, gathered_product
 
 
 def gather_affine_matmul(
@@ -101,36 +101,11 @@ def chunked(
     scales, biases = ((part[indices] if is_few else part).astype(mx.float32) for part in format[:2])
     format = format._replace(scales=scales, biases=biases)
     if not is_few:
-        return _product(x, weight, format, indices)
+        return gathered_product(x, weight, format, indices)
     rows = x.astype(mx.float32)[..., None, :]
     return mx.quantized_matmul(
         rows, weight[indices], scales, biases, group_size=format.group_size, bits=format.bits
     )[..., 0, :]
-
-
-def _product(
-    x: mx.array,
-    weight: mx.array,
-    format: AffineFormat,
-    indices: mx.array,
-    *,
-    transpose: bool = True,
-    is_sorted: bool = False,
-) -> mx.array:
-    """MLX's product in the dtype of the scales, of which it copies none."""
-    scales, biases, group_size, bits = format
-    y = mx.gather_qmm(
-        x.astype(scales.dtype)[..., None, :],
-        weight,
-        scales,
-        biases,
-        rhs_indices=indices,
-        transpose=transpose,
-        group_size=group_size,
-        bits=bits,
-        sorted_indices=is_sorted,
-    )
-    return y[..., 0, :]
 
 
 def _suits(x: mx.array, weight: mx.array, starts: mx.array | None, bits: int) -> bool:
@@ -210,7 +185,7 @@ def _with_gradient(group_size: int, bits: int) -> Any:
     ) -> tuple[mx.array | None, ...]:
         x, weight, scales, biases, indices, *_ = inputs
         format = AffineFormat(scales, biases, group_size, bits)
-        d_x = _product(cotangents[0], weight, format, indices, transpose=False)
+        d_x = gathered_product(cotangents[0], weight, format, indices, transpose=False)
         return d_x.astype(x.dtype), *(mx.zeros_like(part) for part in inputs[1:])
 
     return with_reference_gradient(_in_one_launch, _definition(group_size, bits), backward)
@@ -225,7 +200,7 @@ def metal(
 ) -> mx.array:
     scales, biases, group_size, bits = format
     if not _suits(x, weight, starts, bits):
-        y = _product(x, weight, format, indices, is_sorted=starts is not None)
+        y = gathered_product(x, weight, format, indices, is_sorted=starts is not None)
         return y.astype(mx.float32)
     given = [x, weight, scales, biases, indices, *([] if starts is None else [starts])]
     y = _with_gradient(group_size, bits)(*given)

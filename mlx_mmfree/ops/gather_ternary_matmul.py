@@ -16,6 +16,7 @@ from .backend.dispatch import FLOATS, Backend, Example, Operation, native_kernel
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import keeps_half_denormals
 from .backend.self_check import packed_pattern
+from .dense_matmul import AffineFormat
 from .ternary import CODES_PER_WORD, packed_width, unpack_ternary
 from .ternary_matmul.definition import GROUP_SIZES, ones
 
@@ -151,15 +152,33 @@ def _product(
         array.reshape(experts, outputs, -1)
         for array in ones(experts * outputs, words * CODES_PER_WORD // group_size, mx.float32)
     )
+    format = AffineFormat(scales, biases, group_size, bits=2)
+    return gathered_product(x, weight, format, indices, transpose=transpose, is_sorted=is_sorted)
+
+
+def gathered_product(
+    x: mx.array,
+    weight: mx.array,
+    format: AffineFormat,
+    indices: mx.array,
+    *,
+    transpose: bool = True,
+    is_sorted: bool = False,
+) -> mx.array:
+    """MLX's product of rows with the matrices of codes that they name.
+
+    It is computed in the dtype of the scales, of which none is copied.
+    """
+    scales, biases, group_size, bits = format
     y = mx.gather_qmm(
-        x.astype(mx.float32)[..., None, :],
+        x.astype(scales.dtype)[..., None, :],
         weight,
         scales,
         biases,
         rhs_indices=indices,
         transpose=transpose,
         group_size=group_size,
-        bits=2,
+        bits=bits,
         sorted_indices=is_sorted,
     )
     return y[..., 0, :]

@@ -21,15 +21,12 @@ LINES_OR_PARQUET = ((".jsonl",), (".parquet",))
 """Kinds of files, each with its suffixes."""
 
 
-def fetch_splits(
-    name: str, kinds: Sequence[Sequence[str]], revision: str | None = None
-) -> tuple[Path, Sequence[str]]:
+def fetch_splits(name: str, kinds: Sequence[Sequence[str]]) -> tuple[Path, Sequence[str]]:
     """Downloads the files of the splits of a dataset, such as `train.jsonl`.
 
     Args:
         name: The dataset, `owner/name`.
         kinds: Kinds of files, each with its suffixes. The first that any split has is downloaded.
-        revision: Branch, tag or commit of the dataset.
 
     Returns:
         The folder of the files, and the suffixes of their kind.
@@ -50,7 +47,7 @@ def fetch_splits(
             for split in names
             for suffix in suffixes
         )
-        folder = Path(ask_hub(name, revision, names, repo_type="dataset"))
+        folder = Path(ask_hub(name, None, names, repo_type="dataset"))
         if any((folder / each).is_file() for each in names):
             return folder, suffixes
     formats = ", ".join(suffixes[0] for suffixes in kinds)
@@ -69,9 +66,7 @@ def names_split(name: str) -> bool:
 
 
 def split_files(
-    name: str,
-    kinds: Sequence[Sequence[str]] = LINES_OR_PARQUET,
-    revision: str | None = None,
+    name: str, kinds: Sequence[Sequence[str]] = LINES_OR_PARQUET
 ) -> list["DatasetFile"]:
     """The files of a split of a dataset in the order of their names. Nothing is downloaded.
 
@@ -80,7 +75,6 @@ def split_files(
     Args:
         name: `owner/name:split`, or `owner/name:folder/split` where several folders have such a split.
         kinds: Kinds of files, each with its suffixes. The first that the split has counts.
-        revision: Branch, tag or commit of the dataset.
 
     Raises:
         DownloadError: The Hub does not list the dataset, or it has no such split, or several.
@@ -89,7 +83,7 @@ def split_files(
     assert found is not None
     dataset, folder, split = found.groups()
     suffixes = [suffix for kind in kinds for suffix in kind]
-    listed = dataset_files(dataset, revision, [f"*{suffix}" for suffix in suffixes])
+    listed = dataset_files(dataset, None, [f"*{suffix}" for suffix in suffixes])
     # of several files, each has its number
     endings = "|".join(map(re.escape, suffixes))
     part = re.compile(rf"{re.escape(split)}(-\d+(-of-\d+[^.]*)?)?({endings})")

@@ -7,20 +7,19 @@ from typing import Any
 from ...evaluation.picture import COLOURS, save_picture
 
 
-def draw_errors(records: Sequence[Mapping[str, Any]], image: Path) -> bool:
+def draw_errors(records: Sequence[Mapping[str, Any]], image: Path) -> None:
     """Draws the error of each window over its layers, before and after it was trained.
+
+    Without matplotlib it draws nothing.
 
     Args:
         records: The log of a run.
         image: The file.
-
-    Returns:
-        `False` without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        return
     figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
     axes = figure.subplots()
     lines = {
@@ -40,4 +39,3 @@ def draw_errors(records: Sequence[Mapping[str, Any]], image: Path) -> bool:
     axes.grid(alpha=0.3)
     axes.legend()
     save_picture(figure, image)
-    return True

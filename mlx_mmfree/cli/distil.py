@@ -68,7 +68,7 @@ def run(
     """
     from ..training.distil.distil import Distillation
     from ..training.reports import StepReports
-    from ..training.results import kept_models
+    from ..training.results import written_models
 
     distillation = derived_model.prepared(Distillation, settings, only_plans=dry_run)
     plans = distillation.plans()
@@ -86,7 +86,7 @@ def run(
         rows.append((MEASURED[name], *(f"{value:.4f}" for value in metrics.values())))
     if len(rows[0]) > 1:
         print(*terminal.aligned(rows, left=1), sep="\n")
-    print(kept_models(Path(settings.output)))
+    print(written_models(Path(settings.output)))
 
 
 def _layers(text: str) -> list[int]:

@@ -317,7 +317,7 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
     import mlx.core as mx
 
     from ..hub.adapters.adapter_folder import why_not_in_mlx_lm
-    from ..training.results import kept_models, read_log
+    from ..training.results import read_log, written_models
     from ..training.run_folder import LOG_FILE
 
     print(
@@ -334,7 +334,7 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
         )
         if progress["best_step"] == 0:
             print(_NOTHING_LEARNED)
-    print(kept_models(folder) if is_full else f"Wrote the adapter to {folder}.")
+    print(written_models(folder) if is_full else f"Wrote the adapter to {folder}.")
     if not is_full and (reason := why_not_in_mlx_lm(model)):
         print(f"mlx-lm does not read this adapter: {reason}.")
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..training.first_model import FirstModel
     from ..training.loop import plan_training, train_model
     from ..training.reports import StepReports
-    from ..training.results import Callback, kept_models
+    from ..training.results import Callback, written_models
 
     keep_freed_memory()
     output = settings.path(settings.output)
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for name, value in result.get("held_out", {}).items():
             print(f"{name}: {value:.4f}")
-        print(kept_models(output))
+        print(written_models(output))
     return 0
 
 

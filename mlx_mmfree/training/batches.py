@@ -66,13 +66,13 @@ def packed_rows(samples: Sequence[Item], length: int) -> list[list[Item]]:
     capacity: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
         needed = sample.length - 1
-        place = next((n for n, left in enumerate(capacity) if left >= needed), None)
-        if place is None:
+        index = next((n for n, left in enumerate(capacity) if left >= needed), None)
+        if index is None:
             rows.append([])
             capacity.append(length)
-            place = len(rows) - 1
-        rows[place].append(sample)
-        capacity[place] -= needed
+            index = len(rows) - 1
+        rows[index].append(sample)
+        capacity[index] -= needed
     return rows
 
 

@@ -20,7 +20,7 @@ _PANELS = (
     ("gradient_norm", "norm of the gradient"),
     ("tokens_per_second", "tokens a second"),
     ("zero_trits", "share of zero trits"),
-    ("flipped_trits", "share of trits changed\nsince the beginning"),
+    ("flipped_trits", "share of trits changed\nsince the start"),
 )
 _SHARES = ("zero_trits", "flipped_trits")
 
@@ -117,7 +117,7 @@ def _draw_losses(axes: Any, records: Records, scale: float) -> None:
 
 
 def _draw_layers(figure: Any, axes: Any, records: Records, key: str, scale: float) -> None:
-    """A line for each layer, in the colour of its place."""
+    """A line for each layer, in the colour of its index."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -259,7 +259,7 @@ def distinct_names(paths: Sequence[Path], runs: Sequence[RunSummary]) -> list[st
 def differing_settings(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
     """The settings that the runs do not share, as JSON; `-` where a run has none.
 
-    Those of a mapping in the settings have names such as `model.hidden_size`.
+    Settings within a mapping have names such as `model.hidden_size`.
     """
     each = [_flat(run.settings) for run in runs]
     names = sorted({name for settings in each for name in settings})

@@ -101,13 +101,13 @@ def buckets(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
         yield bucket
 
 
-def joined(bucket: Sequence[mx.array]) -> mx.array:
+def fused(bucket: Sequence[mx.array]) -> mx.array:
     """The numbers of all arrays of a bucket, float32 `(N,)`."""
     return mx.concatenate([array.astype(mx.float32).reshape(-1) for array in bucket])
 
 
-def parted(numbers: mx.array, bucket: Sequence[mx.array]) -> list[mx.array]:
-    """The inverse of `joined`: arrays of the shapes and dtypes of those in a bucket."""
+def split_bucket(numbers: mx.array, bucket: Sequence[mx.array]) -> list[mx.array]:
+    """The inverse of `fused`: arrays of the shapes and dtypes of a bucket."""
     ends = list(accumulate(array.size for array in bucket))
     return [
         chunk.reshape(array.shape).astype(array.dtype)
@@ -302,14 +302,14 @@ class DataParallel:
         return [
             chunk
             for total, part in zip(totals, parts, strict=True)
-            for chunk in parted(self._wait(total), part)
+            for chunk in split_bucket(self._wait(total), part)
         ]
 
     def _exchanged(self, parts: Sequence[Sequence[mx.array]]) -> "list[Future[mx.array]]":
         """For each bucket its future sum over the processes."""
         futures = []
         for part in parts:
-            message = joined(part)
+            message = fused(part)
             mx.async_eval(message)
             futures.append(self._begin(mx.distributed.all_sum, message))
         return futures

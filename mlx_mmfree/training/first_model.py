@@ -100,12 +100,12 @@ def with_classes(model: models.ImageClassifier, settings: Settings) -> models.Im
     # weights of classes are those whose number the classes change
     larger = parameters(build(replace(config, num_classes=count + 1, label_names=())))
     known = parameters(model)
-    kept = [
+    unchanged = [
         (name, known[name])
         for name, array in parameters(new).items()
         if array.shape == larger[name].shape
     ]
-    new.update(tree_unflatten(kept))
+    new.update(tree_unflatten(unchanged))
     return new
 
 
@@ -355,12 +355,12 @@ def _check_images(settings: Settings) -> None:
     for name in ("embedding_std", "tokenizer"):
         if getattr(settings, name) is not None:
             raise TrainingError(
-                f"[train] '{name}' must be left out for a model of images but got "
+                f"[train] '{name}' must be left out for an image model but got "
                 f"{getattr(settings, name)!r:.80}."
             )
     if settings.grad_checkpoint:
         raise TrainingError(
-            "[train] 'grad_checkpoint' must be left out for a model of images, whose blocks cannot be "
+            "[train] 'grad_checkpoint' must be left out for an image model, whose blocks cannot be "
             "computed twice in a step, but was given. Lower 'batch_size' instead, with more "
             "'accumulation_steps'."
         )
@@ -390,8 +390,8 @@ def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
     if kind is None or "linear_class" in names:
         return dict(model)
     ternary = model.get("quantization_config") or TernaryLinears().to_hub()
-    kept = {k: v for k, v in model.items() if k not in ("linear_class", "quantization_config")}
-    return kept | ({"quantization_config": ternary} if kind == "ternary" else {})
+    rest = {k: v for k, v in model.items() if k not in ("linear_class", "quantization_config")}
+    return rest | ({"quantization_config": ternary} if kind == "ternary" else {})
 
 
 def _check_linear_class(model: models.TokenModel, described: Mapping[str, Any]) -> None:

@@ -270,9 +270,9 @@ def _numbers(
         missing = [name for name in names if name not in classes]
         if missing:
             raise TrainingError(
-                f"[data] the classes of '{path}' must be among those of the model, "
+                f"[data] the classes of '{path}' must be among the model's, "
                 f"{', '.join(map(repr, classes))[:200]}, but {missing[0]!r:.80} is not. Give a model of "
-                "these classes, or 'new_head' for those of the training files."
+                "these classes, or 'new_head' for the classes of the training files."
             )
         own = np.array([classes.index(name) for name in names])
         # a damaged file may have numbers beyond its names

@@ -25,7 +25,7 @@ from ..platform.device import DeviceInfo, device_info
 from ..platform.resident_memory import BYTES_PER_GB
 from .batches import Batch
 from .data_parallel import DataParallel
-from .losses.loss import Loss, kept_logits
+from .losses.loss import Loss, logits_at_a_time
 from .optimizer_step import OptimizerStep, StepGraphs, update_groups
 from .run_settings import LoopSettings
 
@@ -59,25 +59,25 @@ _ELEMENTWISE = {
 
 def peak_bytes(
     *results: Sequence[mx.array],
-    leaves: Sequence[mx.array],
+    inputs: Sequence[mx.array],
     freed: Sequence[mx.array] = (),
-    held: Sequence[mx.array] = (),
+    retained: Sequence[mx.array] = (),
 ) -> int:
     """The most bytes that MLX takes at a time on a CPU, beside the leaves, to compute arrays.
 
     Args:
         results: The arrays, in the groups that are computed one after the other.
-        leaves: Arrays that are known by then and stay in memory, which is not counted.
+        inputs: Arrays that are known by then and stay in memory, which is not counted.
         freed: Further ones, which are counted, and freed once they have been read.
-        held: Arrays of the graph that somebody else holds too.
+        retained: Arrays of the graph that somebody else holds too.
 
     Raises:
         BackendError: The compiled extension, which reads the graph, cannot be used.
     """
-    graph = graph_of([*chain(*results), *held], [*leaves, *freed])
-    memory = _Memory(graph, len(leaves), len(leaves) + len(freed))
-    places = iter(graph.results)
-    for order in _orders(graph, [list(islice(places, len(group))) for group in results]):
+    graph = graph_of([*chain(*results), *retained], [*inputs, *freed])
+    memory = _Memory(graph, len(inputs), len(inputs) + len(freed))
+    results_left = iter(graph.results)
+    for order in _orders(graph, [list(islice(results_left, len(group))) for group in results]):
         for node in order:
             memory.run(graph.nodes[node])
         memory.wait()
@@ -146,7 +146,7 @@ class _Memory:
         peak: The most bytes so far.
     """
 
-    def __init__(self, graph: Graph, kept: int, known: int):
+    def __init__(self, graph: Graph, first: int, known: int):
         self._arrays = graph.arrays
         self._readers = Counter(graph.results)
         for node in graph.nodes:
@@ -159,7 +159,7 @@ class _Memory:
         self._tasks = 0
         self._total = 0
         self.peak = 0
-        for array in range(kept, known):
+        for array in range(first, known):
             self._allocate(array)
 
     def run(self, node: GraphNode) -> None:
@@ -170,9 +170,9 @@ class _Memory:
         self.peak = max(self.peak, self._total)
         blocks = {self._block.get(array) for array in (*node.inputs, *node.outputs)}
         blocks -= {None, self._block.get(node.outputs[0])}
-        held = [block for block in blocks if block is not None]
-        self._holders.update(held)
-        self._running.append((self._tasks, held))
+        in_use = [block for block in blocks if block is not None]
+        self._holders.update(in_use)
+        self._running.append((self._tasks, in_use))
         self._readers.subtract(node.inputs)
         for array in {*node.inputs, *node.outputs}:
             if self._readers[array] <= 0 and array in self._block:
@@ -357,7 +357,7 @@ class MemoryPlan:
 
 
 def _whole_numbers(description: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The whole numbers of a description by their names, those of nested ones too."""
+    """The whole numbers of a description by their names, also of nested ones."""
     for name, value in description.items():
         if isinstance(value, Mapping):
             yield from _whole_numbers(value)
@@ -400,7 +400,7 @@ def plan_memory(
     try:
         most = max(
             _backward_bytes(graphs, [*trained, *frozen], parts),
-            gradients + peak_bytes([graphs.norm], leaves=_arrays(graphs.gradient)),
+            gradients + peak_bytes([graphs.norm], inputs=_arrays(graphs.gradient)),
             _update_bytes(graphs, trained, state) - masters - moments,
         )
         activations: int | None = max(0, most - gradients)
@@ -414,7 +414,7 @@ def plan_memory(
         moments=moments,
         gradients=gradients,
         activations=activations,
-        logits=kept_logits(model, batch.targets.size) * mx.float32.size,
+        logits=logits_at_a_time(model, batch.targets.size) * mx.float32.size,
         batch=sum(array.nbytes for array in batch_arrays),
     )
 
@@ -477,17 +477,17 @@ def _backward_bytes(graphs: StepGraphs, weights: list[mx.array], parts: int) -> 
     """The memory of the forward and backward pass beside the weights, with the gradient."""
     added = _arrays(graphs.gradient)
     if parts == 1:
-        return peak_bytes([graphs.loss, *added], leaves=weights)
+        return peak_bytes([graphs.loss, *added], inputs=weights)
     before = [mx.zeros_like(array) for array in added]
     sums = [old + new for old, new in zip(before, added, strict=True)]
-    return peak_bytes([graphs.loss, *sums], leaves=weights, freed=before, held=added)
+    return peak_bytes([graphs.loss, *sums], inputs=weights, freed=before, retained=added)
 
 
 def _update_bytes(graphs: StepGraphs, trained: list[mx.array], state: list[mx.array]) -> int:
     """The memory of the update, with old weights, their gradient and their state."""
     groups = update_groups(graphs.parameters, graphs.state)
     old = [*trained, *_arrays(graphs.gradient), *state]
-    return peak_bytes(*groups, leaves=[], freed=old)
+    return peak_bytes(*groups, inputs=[], freed=old)
 
 
 def _named(tree: Any) -> list[tuple[str, mx.array]]:

@@ -76,7 +76,7 @@ class AdamW8bit(optim.AdamW):
     def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
         super().init_single(parameter, state)
         if parameter.size >= MIN_SIZE:
-            state |= _kept(state)
+            state |= _encoded_moments(state)
 
     def apply_single(
         self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]
@@ -86,12 +86,12 @@ class AdamW8bit(optim.AdamW):
             return result
         names = [(moment, part) for moment in "mv" for part in ("codes", "scales")]
         numbers = [gradient.reshape(-1), parameter.reshape(-1)]
-        kept = [state[moment][part] for moment, part in names]
+        moments = [state[moment][part] for moment, part in names]
         chunks: list[list[mx.array]] = []
         for start in range(0, parameter.size, _CHUNK):
             own = slice(start, start + _CHUNK)
             blocks = slice(start // BLOCK, (start + _CHUNK) // BLOCK)
-            given: Any = [*(a[own] for a in numbers), *(a[blocks] for a in kept)]
+            given: Any = [*(a[own] for a in numbers), *(a[blocks] for a in moments)]
             # what a chunk takes is free before the next one begins
             given = mx.depends(given, chunks[-1]) if chunks else given
             chunks.append(self._updated(*given))
@@ -100,19 +100,19 @@ class AdamW8bit(optim.AdamW):
             state[moment] = state[moment] | {part: array}
         return weight.reshape(parameter.shape)
 
-    def _updated(self, gradient: mx.array, parameter: mx.array, *kept: mx.array) -> list[mx.array]:
+    def _updated(self, gradient: mx.array, parameter: mx.array, *old: mx.array) -> list[mx.array]:
         """New numbers, and the codes and scales of both moments, of old ones."""
-        first, second = ({"codes": kept[n], "scales": kept[n + 1]} for n in (0, 2))
+        first, second = ({"codes": old[n], "scales": old[n + 1]} for n in (0, 2))
         moments = {
             "m": decoded(first, True, parameter.shape),
             "v": decoded(second, False, parameter.shape).square(),
         }
         weight = super().apply_single(gradient, parameter, moments)
-        new = _kept(moments)
+        new = _encoded_moments(moments)
         return [weight, *(new[moment][part] for moment in "mv" for part in ("codes", "scales"))]
 
 
-def _kept(moments: dict[str, Any]) -> dict[str, Any]:
+def _encoded_moments(moments: dict[str, Any]) -> dict[str, Any]:
     return {"m": encoded(moments["m"], True), "v": encoded(mx.sqrt(moments["v"]), False)}
 
 
@@ -129,9 +129,9 @@ def encoded(values: mx.array, is_signed: bool) -> dict[str, mx.array]:
     return {"codes": _codes_of_bfloat16(is_signed)[rounded.view(mx.uint16)], "scales": scales}
 
 
-def decoded(kept: dict[str, mx.array], is_signed: bool, shape: tuple[int, ...]) -> mx.array:
+def decoded(stored: dict[str, mx.array], is_signed: bool, shape: tuple[int, ...]) -> mx.array:
     """The float32 values, of a shape, that `encoded` made codes of."""
-    values = mx.array(dynamic_map(is_signed))[kept["codes"]] * kept["scales"]
+    values = mx.array(dynamic_map(is_signed))[stored["codes"]] * stored["scales"]
     return values.reshape(-1)[: int(np.prod(shape))].reshape(shape)
 
 
@@ -295,8 +295,8 @@ def named_schedule(description: Mapping[str, Any]) -> Callable[[int], mx.array]:
 
     Args:
         description: `name` in `SCHEDULES`; `arguments`, the first of which is the learning rate at the
-            beginning; `warmup`, the number of steps of the warm-up (0); `warmup_init`, the learning
-            rate at its beginning (0).
+            start; `warmup`, the number of steps of the warm-up (0); `warmup_init`, the learning
+            rate at its start (0).
 
     Raises:
         TrainingError: A key is unknown, or the arguments do not fit the schedule.

@@ -27,7 +27,7 @@ from .batches import Batch
 from .data_parallel import DataParallel
 from .losses.loss import Loss
 from .precision import in_dtype
-from .run_folder import kept_state
+from .run_folder import saved_state
 from .run_settings import LoopSettings
 
 
@@ -243,8 +243,8 @@ class OptimizerStep:
     graph of all three takes as long on a CPU, and a tenth more memory: 156 MB instead of 142 for 4
     layers of width 256 and 1,024 tokens.
 
-    The update is computed in groups of weights, one after the other. What is new of a group takes the
-    place of what was old of it, and of its gradient, before the next group is begun.
+    The update is computed in groups of weights, one after the other. The new arrays of a group replace
+    its old ones and its gradient, before the next group is begun.
 
     Args:
         model: The model.
@@ -292,7 +292,7 @@ class OptimizerStep:
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(
                 f"[training] the loss is {loss / terms} and the gradient norm {norm} at step {step}; "
-                f"{kept_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
+                f"{saved_state(self._settings.folder)}. Lower 'learning_rate' or 'clip_norm'."
             )
         scale = min(1.0, (self._settings.clip_norm or math.inf) / (norm + 1e-6)) / terms
         rate = self._schedule(step)

@@ -35,10 +35,10 @@ def precision_note(asked: str) -> str | None:
     """A line that says what a run does that was asked for 16 bits; `None` for float32."""
     if asked == "float32":
         return None
-    kept = "Master weights, moments and what is saved are float32."
+    rest = "Master weights, moments and what is saved are float32."
     if compute_dtype(asked) == mx.float32:
-        return f"The run computes in float32, because CPUs are slow at {asked}. {kept}"
-    return f"The run computes in {asked}. {kept}"
+        return f"The run computes in float32, because CPUs are slow at {asked}. {rest}"
+    return f"The run computes in {asked}. {rest}"
 
 
 def in_dtype(function: Function[Result], model: nn.Module, dtype: mx.Dtype) -> Function[Result]:
@@ -76,7 +76,7 @@ def frozen_in_dtype(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
     nothing is lost where the dtype holds all its values.
 
     Args:
-        model: The model. What is frozen of it at the beginning must not be changed inside.
+        model: The model. What is frozen of it at first must not be changed inside.
         dtype: The dtype.
     """
     given, trained = parameters(model), dict(tree_flatten(model.trainable_parameters()))
@@ -92,11 +92,13 @@ def frozen_in_dtype(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
 
 def _cast_names(model: nn.Module, dtype: mx.Dtype) -> list[str]:
     """The names of the parameters of other dtypes that a step casts to a dtype."""
-    kept = fixed_dtype_names(model) | _ternary_masters(model) | set(running_statistics(model))
+    unchanged = fixed_dtype_names(model) | _ternary_masters(model) | set(running_statistics(model))
     return [
         name
         for name, array in parameters(model).items()
-        if mx.issubdtype(array.dtype, mx.floating) and array.dtype != dtype and name not in kept
+        if mx.issubdtype(array.dtype, mx.floating)
+        and array.dtype != dtype
+        and name not in unchanged
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a run says on the terminal: its weights and its data first, then lines of its metrics."""
+"""Output of a run on the terminal: its weights and its data first, then lines of its metrics."""
 
 import sys
 from collections import Counter
@@ -95,12 +95,12 @@ def describe_weights(model: nn.Module) -> str:
         The model has 9,259,801 parameters, 8,454,144 of them ternary
         Its matrices are stored as 2-bit trits and float32.
     """
-    held = [matrix for matrix in matrices(model).values() if not matrix.is_shared]
+    own = [matrix for matrix in matrices(model).values() if not matrix.is_shared]
     formats: Counter[str] = Counter()
-    for matrix in held:
+    for matrix in own:
         formats[_format(matrix)] += _size(matrix)
     names = " and ".join(name for name, _ in formats.most_common())
-    ternary = sum(_size(matrix) for matrix in held if _is_ternary(matrix))
+    ternary = sum(_size(matrix) for matrix in own if _is_ternary(matrix))
     words = f"The model has {parameter_count(model):,} parameters, {ternary:,} of them ternary."
     return f"{words} Its matrices are stored as {names}." if names else words
 

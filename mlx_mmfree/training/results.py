@@ -51,9 +51,9 @@ class RunLog:
         self._path = path
         if path is None:
             return
-        kept = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
+        records = [r for r in read_log(path) if r.get("step", 0) <= step] if step else []
         with writing(path.parent), new_file(path) as new:
-            new.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            new.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def write(self, **record: Any) -> None:
         if self._path is None:
@@ -90,7 +90,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value of a record is a finite number, which a log from elsewhere need not hold."""
+    """Returns whether a value of a record is a finite number, which foreign logs need not hold."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)
     # a whole number beyond all floats
@@ -313,8 +313,8 @@ def write_cards(folder: Path, card: ModelCard, training: Callable[[bool], str]) 
         write_model_card(path / name, of_model)
 
 
-def kept_models(folder: Path) -> str:
-    """Says where the model of a run was written."""
+def written_models(folder: Path) -> str:
+    """A line with the folders to which the model of a run was written."""
     masters = folder / MASTERS_FOLDER
     rest = f" and its float master weights to '{masters}'" if masters.exists() else ""
     return f"Wrote the model to '{folder / RUN_MODEL}'{rest}."

@@ -91,7 +91,7 @@ def writing(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainingError(
-            f"[training] '{run}' cannot be written: {error.strerror or error}; {kept_state(run)}. Free "
+            f"[training] '{run}' cannot be written: {error.strerror or error}; {saved_state(run)}. Free "
             "some space or choose another folder."
         ) from error
 
@@ -261,8 +261,8 @@ def check_record(run: Path, progress: Mapping[str, Any], record: Mapping[str, An
     return False
 
 
-def kept_state(run: Path) -> str:
-    """Says what is kept of a run that ends early."""
+def saved_state(run: Path) -> str:
+    """A clause on what is saved of a run that ends early."""
     progress = read_progress(run)
     if progress is None:
         return "nothing had been saved yet"

@@ -442,12 +442,12 @@ class LongSettings(TeacherSettings):
         return LoopSettings(**given | others)
 
 
-def read_mapping(path: Path, place: str) -> dict[str, Any]:
+def read_mapping(path: Path, command: str) -> dict[str, Any]:
     """The mapping that a YAML file holds.
 
     Args:
         path: The file.
-        place: The command that messages name.
+        command: The command that messages name.
 
     Raises:
         TrainingError: The file cannot be read or does not hold a mapping.
@@ -455,10 +455,12 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
     try:
         values = parse_yaml(read_file(path, MAX_BYTES))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"[{place}] '{path}' must be a readable YAML file: {error}.") from error
+        raise TrainingError(
+            f"[{command}] '{path}' must be a readable YAML file: {error}."
+        ) from error
     if not isinstance(values, dict):
         raise TrainingError(
-            f"[{place}] '{path}' must hold a mapping but got {type(values).__name__}. Write 'name: "
+            f"[{command}] '{path}' must hold a mapping but got {type(values).__name__}. Write 'name: "
             "value' on each line."
         )
     return values

@@ -42,11 +42,11 @@ _ROLES = {
 
 
 def as_messages(line: Mapping[str, Any], key: str, *others: str) -> tuple[dict[str, Any], bool]:
-    """A line with messages in the place of turns in the format of ShareGPT, if it has any.
+    """A line with messages instead of turns in the format of ShareGPT, if it has any.
 
     Args:
         line: The line.
-        key: What the messages are put under that stand under `conversations`, with those of `system`.
+        key: The new key of the messages under `conversations` and `system`.
         others: Further keys that may hold turns.
 
     Returns:
@@ -105,7 +105,7 @@ class Sample:
 
     Attributes:
         tokens: Token ids, int32 `(n,)` with `n` at least 2.
-        prompt: Number of tokens at the beginning that are read but not learned.
+        prompt: Number of tokens at the start that are read but not learned.
     """
 
     tokens: np.ndarray
@@ -287,7 +287,7 @@ def read_samples(
     A row holds `prompt` and `completion`, or `messages`, or `text`, or Alpaca's `instruction`, `input`
     and `output`; the first of these that it has is used. A prompt and its completion are texts or lists
     of messages. They are put into the chat template, which also reads `tools` and
-    `chat_template_kwargs`; texts are joined if there is none.
+    `chat_template_kwargs`; texts are concatenated if there is none.
 
     Args:
         path: The file.
@@ -413,7 +413,7 @@ class SampleEncoder:
         )
 
     def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:
-        """A prompt and its completion, in the chat template or joined."""
+        """A prompt and its completion, in the chat template or concatenated."""
         if self._tokenizer.has_chat_template:
             return self.chat([_message("user", prompt), _message(_ASSISTANT, completion)], line)
         return self.ended([prompt, completion], 1 if self._mask_prompt else 0)
@@ -430,11 +430,11 @@ class SampleEncoder:
         messages, variables = without_nulls(list(messages)), _variables(line)
         first, end = 0, len(messages)
         if self._mask_prompt:
-            places = [n for n in range(begun or 0, end) if _is_answer(messages[n])]
-            if not places:
+            answers = [n for n in range(begun or 0, end) if _is_answer(messages[n])]
+            if not answers:
                 check_messages(messages)
                 return UNANSWERED
-            first, end = places[-1 if begun is None else 0], places[-1] + 1
+            first, end = answers[-1 if begun is None else 0], answers[-1] + 1
         is_shortened, messages = end < len(messages), messages[:end]
         whole = self._tokenizer.render_chat(messages, add_generation_prompt=False, **variables)
         lost, tokens = _loses_reasoning(messages, whole.text), whole.ids()
@@ -518,5 +518,5 @@ def _loses_reasoning(messages: Sequence[Any], text: str) -> bool:
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many values at the beginning of two sequences are the same."""
+    """The length of the common prefix of two sequences."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -129,8 +129,8 @@ class Settings(CorpusSettings, LongSettings):
         has_flag=False,
     )
     order: str = setting(
-        "How sequences are drawn. `random` cuts each one at a random place, `epochs` takes every "
-        "one of a file once before any of them comes again.",
+        "How sequences are drawn. `random` cuts each one at a random offset, `epochs` takes every "
+        "one of a file once before any of them is repeated.",
         "random",
         Rule.one_of(*ORDERS),
     )

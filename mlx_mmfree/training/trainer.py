@@ -149,7 +149,7 @@ class Trainer:
         return self._progress
 
     def _begin(self) -> RunLog:
-        """Opens the log. That of a new run gets its first records."""
+        """Opens the log. The log of a new run gets its first records."""
         settings, step = self._settings, self._progress["step"]
         log = RunLog(
             settings.folder / run_folder.LOG_FILE if self._processes.is_first else None, step
@@ -252,7 +252,7 @@ class Trainer:
         if not math.isfinite(metrics["valid_loss"]):
             raise TrainingError(
                 f"[training] the validation loss is {metrics['valid_loss']} at step {progress['step']}; "
-                f"{run_folder.kept_state(self._settings.folder)}. Lower 'learning_rate'."
+                f"{run_folder.saved_state(self._settings.folder)}. Lower 'learning_rate'."
             )
         record = {"step": progress["step"], "tokens": progress["tokens"], **metrics}
         log.write(**record)

@@ -136,9 +136,9 @@ def test_masters_learn_with_quantisation_that_sets_in_slowly(data: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--mask-prompt"], "--mask-prompt must be left out for a model of images"),
-        (["--train-mode", "orpo"], "--train-mode must be left out for a model of images"),
-        (["--grad-checkpoint"], "--grad-checkpoint must be left out for a model of images"),
+        (["--mask-prompt"], "--mask-prompt must be left out for an image model"),
+        (["--train-mode", "orpo"], "--train-mode must be left out for an image model"),
+        (["--grad-checkpoint"], "--grad-checkpoint must be left out for an image model"),
     ],
 )
 def test_what_is_for_texts_is_refused(

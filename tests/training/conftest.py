@@ -77,7 +77,7 @@ def config(tmp_path: Path, run_values: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder is that of the run's YAML file."""
+    """The current folder has the run's YAML file."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -70,9 +70,9 @@ def test_chunks_change_no_bit(shape: tuple[int, ...], monkeypatch: pytest.Monkey
 
 def test_each_block_has_its_scale() -> None:
     moment = mx.concatenate([mx.full((BLOCK,), 1e-9), mx.full((BLOCK + 5,), 3.0), mx.zeros((3,))])
-    kept = encoded(moment, True)
-    assert kept["codes"].shape == (3, BLOCK) and kept["codes"].dtype == mx.uint8
-    assert mx.array_equal(decoded(kept, True, moment.shape), moment)
+    stored = encoded(moment, True)
+    assert stored["codes"].shape == (3, BLOCK) and stored["codes"].dtype == mx.uint8
+    assert mx.array_equal(decoded(stored, True, moment.shape), moment)
 
 
 def test_updates_are_close_to_those_of_adamw() -> None:

@@ -63,7 +63,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "dora": {"fine_tune_type": "dora"},
     "orpo": {"train_mode": "orpo"},
 }
-_MARKS = {"lora": (), "dora, dpo": ()}
+_PYTEST_MARKS = {"lora": (), "dora, dpo": ()}
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
@@ -92,7 +92,7 @@ def _samples(model: Decoder, settings: FineTuneSettings) -> dict[str, Samples[An
 
 @pytest.mark.sample(1, of="family")
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=_MARKS.get(way, (pytest.mark.slow,))) for way in WAYS]
+    "way", [pytest.param(way, marks=_PYTEST_MARKS.get(way, (pytest.mark.slow,))) for way in WAYS]
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trained_attached_and_fused(
@@ -129,8 +129,8 @@ def test_trained_attached_and_fused(
     fused = load_model(tmp_path / "fused").eval()
     assert relative_error(fused(TOKENS)[0], want) <= TOLERANCE[want.dtype]
     # the base stays in few bits
-    held = matrices(remove_adapters(fused))
-    assert {path: type(each.layer) for path, each in held.items()} == packed
+    modules = matrices(remove_adapters(fused))
+    assert {path: type(each.layer) for path, each in modules.items()} == packed
 
 
 def _dense_twin(family: str) -> Decoder:

@@ -182,12 +182,12 @@ def test_the_command(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads((run / "calibrate.json").read_text())
     assert all(each["after"] < each["before"] for each in report["windows"])
     model, teacher = load_model(run / "model"), load_model(dense)
-    held = [matrix for block in model.blocks for matrix in matrices(block).values()]
-    assert len(held) == 14 and all(matrix.is_packed for matrix in held)
+    linears = [matrix for block in model.blocks for matrix in matrices(block).values()]
+    assert len(linears) == 14 and all(matrix.is_packed for matrix in linears)
     # what is not a linear of a block is the dense model's
     assert mx.array_equal(model.embed.weight, teacher.embed.weight)
     assert "mmfree calibrate" in (run / "model" / "README.md").read_text()
-    # the losses that the run tells are those of both models
+    # the losses that the run prints are both models'
     calibration = Calibration(CalibrateSettings(**_settings(dense)))
     from mlx_mmfree.training.calibrate.calibration import _rows
     from mlx_mmfree.training.tasks.corpus import CausalLMTask
@@ -271,7 +271,7 @@ def test_a_killed_run_goes_on_bit_for_bit(dense: Path, after: str) -> None:
     assert main(other) == 0
     _killed(flags, dense.parent, after)
     assert main(flags) == 0
-    files = (dense.parent / place / "run" for place in ("", "apart"))
+    files = (dense.parent / name / "run" for name in ("", "apart"))
     first, second = ((run / "model" / "model.safetensors").read_bytes() for run in files)
     assert first == second
     assert not (dense.parent / "run" / "windows").exists()

@@ -69,10 +69,10 @@ def batch(seed: int, rows: int = 3, length: int = 12) -> Batch:
 def padded(step: int) -> list[Batch]:
     """A batch of one of two lengths, of which one has padding, and of which one has starts."""
     whole = batch(step, length=(8, 12)[step % 2])
-    marks = np.ones(whole.inputs.shape, bool)
-    marks[0, 5:] = False
+    mask = np.ones(whole.inputs.shape, bool)
+    mask[0, 5:] = False
     name = ("valid", "starts")[step % 2]
-    return [Batch(whole.inputs, whole.targets, whole.weights * marks, **{name: marks})]
+    return [Batch(whole.inputs, whole.targets, whole.weights * mask, **{name: mask})]
 
 
 def pairs(step: int) -> list[Batch]:

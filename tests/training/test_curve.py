@@ -69,7 +69,7 @@ def test_a_run_has_a_panel_for_all_that_was_logged(
         "norm of the gradient",
         "tokens a second",
         "share of zero trits",
-        "share of trits changed\nsince the beginning",
+        "share of trits changed\nsince the start",
     ]
     training, validation = lines["loss (nats)"]
     assert training.get_ydata().tolist() == [5.0 / step for step in range(1, 6)]

@@ -358,7 +358,7 @@ def test_a_name_of_a_key_that_is_misspelt(tmp_path: Path, tokenizer: Tokenizer) 
         _read(data, tokenizer, train_mode="dpo", chosen_feature="answr")
 
 
-def test_a_fault_of_a_line_has_one_place(tmp_path: Path) -> None:
+def test_a_fault_of_a_line_has_one_location(tmp_path: Path) -> None:
     data = _write(tmp_path / "a.jsonl", [{"conversations": TURNS}])
     with pytest.raises(TrainingError) as error:
         _read(data, Tokenizer.from_folder(demo.path()))
@@ -372,8 +372,8 @@ def test_a_split_of_a_dataset(tmp_path: Path) -> None:
         name = f"data/train_sft-0000{number}-of-00002-0abc.parquet"
         _write_parquet(tmp_path / "set" / name, LINES[2 * number : 2 * number + 2])
     _write_parquet(tmp_path / "set/data/train_gen-00000-of-00001.parquet", LINES)
-    for place in ("main", "other"):
-        _write(tmp_path / f"set/{place}/test.jsonl", LINES[:3])
+    for folder in ("main", "other"):
+        _write(tmp_path / f"set/{folder}/test.jsonl", LINES[:3])
     for name in ("me/table", "me/parts"):
         (tmp_path / name).mkdir(parents=True)
     rows = _csv("prompt,completion", "Who?,The cat.").encode()

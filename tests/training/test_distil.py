@@ -82,9 +82,9 @@ def test_new_mixers_begin_as_attention_where_they_can() -> None:
     x = mx.random.normal((2, 9, 32))
     own, of_teacher = student.blocks[1].token_mixer, teacher.blocks[1].token_mixer
     assert mx.allclose(own(x)[0], of_teacher(x)[0], atol=1e-6)
-    kept = student_of(teacher, MLGRU, keep_layers=(1,))
-    assert replaced_layers(kept) == [0]
-    assert kept.config.token_mixers[1] == MixerChoice(ATTENTION)
+    partial_student = student_of(teacher, MLGRU, keep_layers=(1,))
+    assert replaced_layers(partial_student) == [0]
+    assert partial_student.config.token_mixers[1] == MixerChoice(ATTENTION)
 
 
 def test_a_window_rotates_as_the_attention_of_the_teacher() -> None:
@@ -385,12 +385,12 @@ def test_a_run_in_little_memory(teacher_folder: Path) -> None:
 def test_another_run_is_kept_out(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "busy")
     Path(settings.output).mkdir()
-    held = try_lock_file(Path(settings.output) / ".lock")
-    assert held is not None
+    lock = try_lock_file(Path(settings.output) / ".lock")
+    assert lock is not None
     with pytest.raises(TrainingError, match="must be the folder of one run at a time"):
         Distillation(settings).run()
     assert [file.name for file in Path(settings.output).iterdir()] == [".lock"]
-    os.close(held)
+    os.close(lock)
 
 
 def test_settings_come_from_a_file_and_flags(

@@ -30,7 +30,7 @@ SHAPE = {
 L = 32
 # multiplications and additions of a layer for a token, by hand
 ATTENTION = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64)
-SCORES = sum(2 * 2 * 64 * (place + 1) for place in range(L)) // L
+SCORES = sum(2 * 2 * 64 * (position + 1) for position in range(L)) // L
 MLGRU = 2 * 4 * 64 * 64
 FEED_FORWARD = 2 * 3 * 64 * 96
 HEAD = 2 * 520 * 64
@@ -76,10 +76,10 @@ def test_what_is_computed_again_counts_again(
         monkeypatch.setattr(f"mlx_mmfree.training.losses.loss.{limit}", 1)
     blocks = Distillation(settings, only_plans=True).efforts()
     assert blocks["logits"].operations == TEACHER + 2 * HEAD + 4 * (STUDENT + HEAD)
-    kept = described(tmp_path / "other", teacher_top_k=8, cache_logits=True)
-    cached = Distillation(kept, only_plans=True).efforts()
+    described_run = described(tmp_path / "other", teacher_top_k=8, cache_logits=True)
+    cached = Distillation(described_run, only_plans=True).efforts()
     assert cached["logits"].operations == TEACHER + HEAD + 3 * STUDENT + 4 * HEAD
-    assert kept.logits_bytes == 11 * 6 * L * 8 * (4 + 2)
+    assert described_run.logits_bytes == 11 * 6 * L * 8 * (4 + 2)
 
 
 def test_hours_are_operations_over_the_rate() -> None:

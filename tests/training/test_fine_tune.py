@@ -320,8 +320,8 @@ def test_without_validation_the_last_weights_are_kept(data: Path, tokenizer: Tok
     settings = _settings(data, iters=3)
     _run(settings, tokenizer)
     folder = Path(settings.adapter_path)
-    kept = (folder / "adapters.safetensors").read_bytes()
-    assert kept == (folder / "last/adapters.safetensors").read_bytes()
+    weights = (folder / "adapters.safetensors").read_bytes()
+    assert weights == (folder / "last/adapters.safetensors").read_bytes()
 
 
 def test_layers_are_chosen_by_number_and_pattern() -> None:
@@ -498,5 +498,5 @@ def test_loss_that_is_not_finite_stops(data: Path, tokenizer: Tokenizer) -> None
     settings = _settings(data, learning_rate=1e30, optimizer="sgd", iters=5, save_every=1)
     with pytest.raises(TrainingError, match=r"loss is .* the state of step 1 is kept in"):
         _run(settings, tokenizer)
-    kept = mx.load(str(Path(settings.adapter_path) / "adapters.safetensors"))
-    assert all(mx.isfinite(value).all().item() for value in kept.values())
+    saved = mx.load(str(Path(settings.adapter_path) / "adapters.safetensors"))
+    assert all(mx.isfinite(value).all().item() for value in saved.values())

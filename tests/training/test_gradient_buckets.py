@@ -19,8 +19,8 @@ from mlx_mmfree.training.data_parallel import (
     Exchanges,
     backward_order,
     buckets,
-    joined,
-    parted,
+    fused,
+    split_bucket,
 )
 from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
@@ -76,7 +76,7 @@ def test_gradients_follow_in_the_order_of_the_backward_pass(model_type: str) -> 
         for block in reversed(range(BLOCKS))
         for last in [[name for name in order if name.startswith(f"blocks.{block}.")][-1]]
     ]
-    # the last block's gradients wait for that block, and those of each further one for one more
+    # the last block's gradients wait for that block, and each further one's for one more
     added = np.diff(ends, prepend=_nodes([loss]))
     assert added[0] < 0.4 * sum(added)
     assert min(added[1:]) > 0.8 * max(added[1:])
@@ -98,16 +98,16 @@ def test_a_large_model_has_few_buckets() -> None:
     assert _sizes([2**20] * 1024) == [[2**20] * 32] * 32
 
 
-def test_parted_is_the_inverse_of_joined() -> None:
+def test_split_bucket_is_the_inverse_of_fused() -> None:
     bucket = [
         mx.arange(6, dtype=mx.float32).reshape(2, 3),
         mx.array(7.0, mx.bfloat16),
         mx.array([8.0, 9.5], mx.float16),
     ]
-    numbers = joined(bucket)
+    numbers = fused(bucket)
     assert numbers.dtype == mx.float32
     assert numbers.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9.5]
-    for chunk, array in zip(parted(numbers, bucket), bucket, strict=True):
+    for chunk, array in zip(split_bucket(numbers, bucket), bucket, strict=True):
         assert chunk.dtype == array.dtype and chunk.shape == array.shape
         assert mx.array_equal(chunk, array)
 
@@ -158,5 +158,5 @@ def test_only_the_last_accumulated_pass_is_exchanged(tmp_path: Path) -> None:
     for step in steps:
         step(0)
     one, three = waiting
-    # that of three passes adds what was summed before, and is otherwise as long as that of one
+    # the plan of three passes adds what was summed before, and is otherwise as long as one pass's
     assert one < three < 1.2 * one

@@ -27,13 +27,13 @@ BETA, LOW, HIGH, TEMPERATURE, LONGEST = 0.3, 0.2, 0.35, 0.7, 9
 def _definition(now: Numbers, old: Numbers, reference: Numbers | None, good: Numbers) -> Numbers:
     """The loss of each token, case by case."""
     losses = np.empty_like(now)
-    for place in np.ndindex(now.shape):
-        ratio, advantage = np.exp(now[place] - old[place]), good[place[0], 0]
+    for index in np.ndindex(now.shape):
+        ratio, advantage = np.exp(now[index] - old[index]), good[index[0], 0]
         counted = min(ratio, 1 + HIGH) if advantage > 0 else max(ratio, 1 - LOW)
-        losses[place] = -advantage * counted
+        losses[index] = -advantage * counted
         if reference is not None:
-            other = reference[place] - now[place]
-            losses[place] += BETA * (np.exp(other) - 1 - other)
+            other = reference[index] - now[index]
+            losses[index] += BETA * (np.exp(other) - 1 - other)
     return losses
 
 

@@ -498,8 +498,8 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_state(tmp_path: Path) 
         TrainingError, match=r"loss is nan .* at step 5; the state of step 4 is kept in"
     ):
         _trainer(model, _settings(tmp_path), poisoned).train()
-    kept = mx.load(str(tmp_path / "run/checkpoint/model.safetensors"))
-    assert all(mx.isfinite(value).all().item() for value in kept.values())
+    saved = mx.load(str(tmp_path / "run/checkpoint/model.safetensors"))
+    assert all(mx.isfinite(value).all().item() for value in saved.values())
     assert json.loads((tmp_path / "run/checkpoint/progress.json").read_text())["step"] == 4
 
 

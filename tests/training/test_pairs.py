@@ -109,9 +109,9 @@ def test_conversations(tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any
 def test_tokens_of_pairs(
     line: dict[str, Any], sizes: tuple[int, int, int], tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """The numbers are those of the DPOTrainer of trl 1.16.0 with transformers 5.24.0.
+    """The numbers come from the DPOTrainer of trl 1.16.0 with transformers 5.24.0.
 
-    They are the tokens of the chosen and of the rejected text, and those of the prompt of both.
+    They are the tokens of the chosen and of the rejected text, and of the prompt of both.
     """
     [pair] = _read(tmp_path, tokenizer, line).samples
     assert (pair.chosen.length, pair.rejected.length, pair.chosen.prompt) == sizes
@@ -188,7 +188,7 @@ def test_several_messages_of_an_answer_are_learned(tmp_path: Path, tokenizer: To
     assert "cat" in tokenizer.decode(pair.chosen.tokens[pair.chosen.prompt :].tolist())
 
 
-def test_texts_without_a_template_are_joined(tmp_path: Path, plain: Tokenizer) -> None:
+def test_texts_without_a_template_are_concatenated(tmp_path: Path, plain: Tokenizer) -> None:
     line = {"prompt": "Who?", "chosen": " The cat.", "rejected": " The dog sat."}
     [pair] = _read(tmp_path, plain, line).samples
     prompt = plain.encode("Who?")

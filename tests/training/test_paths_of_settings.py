@@ -74,7 +74,7 @@ def test_paths_of_flags_begin_at_the_current_folder(recipes: Path, capsys: Captu
     settings = train._settings(train.build_parser().parse_args(flags))
     assert settings.path(settings.output).resolve() == recipes.parent / "here"
     assert settings.teacher == "owner/name"
-    # those of the file still begin there
+    # paths of the file still begin there
     assert settings.path(str(settings.init_from)).resolve() == recipes / "model"
     settings, _ = of_lora("-c", written(recipes, {"data": "no"}), "--data", "data")
     assert settings.data == "data"

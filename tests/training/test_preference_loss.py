@@ -94,11 +94,11 @@ def _pairs(reference: bool = True) -> list[Pair]:
 
 
 def _log_probability(model: Decoder, sample: Sample) -> tuple[float, int]:
-    """That of an answer and its tokens, from the logits of the text alone, in float64."""
+    """The log-probability of an answer and its tokens, from the text's logits alone, in float64."""
     logits = np.array(model(mx.array(sample.tokens[None, :-1]))[0][0]).astype(np.float64)
     each = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    places = range(sample.prompt - 1, len(sample.tokens) - 1)
-    return sum(each[n, sample.tokens[n + 1]] for n in places), len(places)
+    positions = range(sample.prompt - 1, len(sample.tokens) - 1)
+    return sum(each[n, sample.tokens[n + 1]] for n in positions), len(positions)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run tells on stdout: its weights and data first, then a line for each report and validation."""
+"""Output of a run: its weights and data first, then a line for each report and validation."""
 
 import re
 from pathlib import Path

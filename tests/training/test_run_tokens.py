@@ -87,12 +87,12 @@ def test_texts_are_tokenised_once(config: Path, monkeypatch: pytest.MonkeyPatch)
 def test_another_run_is_kept_out(config: Path) -> None:
     run = config.parent / "run"
     run.mkdir()
-    held = try_lock_file(run / ".lock")
-    assert held is not None
+    lock = try_lock_file(run / ".lock")
+    assert lock is not None
     with pytest.raises(TrainingError, match="must be the folder of one run at a time"):
         train_model(_settings(config))
     assert [file.name for file in run.iterdir()] == [".lock"]
-    os.close(held)
+    os.close(lock)
     train_model(_settings(config))
     assert not (run / ".lock").exists()
 
@@ -204,7 +204,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(config: Path, order: str) -> None
     whole = _settings(config, output="whole")
     train_model(whole)
     settings = _settings(config, output="killed")
-    # the last checkpoint is that of step 4
+    # the last checkpoint is of step 4
     command = [sys.executable, "-c", KILLED, str(config), "5"]
     assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
     train_model(settings)

@@ -101,7 +101,7 @@ def test_a_single_answer_is_learned_whole(tmp_path: Path, tokenizer: Tokenizer) 
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "left"),
     [
         ({"messages": [*CHAT, MORE]}, CHAT),
         ({"messages": [*CHAT, {"role": "tool", "content": "4"}, MORE]}, CHAT),
@@ -111,10 +111,10 @@ def test_a_single_answer_is_learned_whole(tmp_path: Path, tokenizer: Tokenizer) 
     ],
 )
 def test_turns_after_the_last_answer_are_cut_off(
-    tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any], kept: list[Any]
+    tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any], left: list[Any]
 ) -> None:
     found = _read(tmp_path, tokenizer, line, mask_prompt=True)
-    [got], want = found.samples, _one(tmp_path, tokenizer, {"messages": kept}, mask_prompt=True)
+    [got], want = found.samples, _one(tmp_path, tokenizer, {"messages": left}, mask_prompt=True)
     assert (got.tokens.tolist(), got.prompt) == (want.tokens.tolist(), want.prompt)
     assert found.shortened == 1 and "turns after the last answer of 1 cut off" in found.summary()
     whole = _read(tmp_path, tokenizer, line)
@@ -167,7 +167,7 @@ def test_prompt_and_completion_are_a_chat(tmp_path: Path, tokenizer: Tokenizer) 
     assert (got.tokens.tolist(), got.prompt) == (want.tokens.tolist(), want.prompt)
 
 
-def test_prompt_and_completion_without_a_template_are_joined(
+def test_prompt_and_completion_without_a_template_are_concatenated(
     tmp_path: Path, plain: Tokenizer
 ) -> None:
     line = {"prompt": "Who sat?", "completion": " The cat."}
@@ -195,7 +195,7 @@ def test_prompt_and_completion_may_be_messages(
     tmp_path: Path,
     tokenizer: Tokenizer,
 ) -> None:
-    """The numbers are those of the SFTTrainer of trl 1.16.0 with transformers 5.24.0."""
+    """The numbers come from the SFTTrainer of trl 1.16.0 with transformers 5.24.0."""
     line = {"prompt": prompt, "completion": completion}
     got = _one(tmp_path, tokenizer, line, mask_prompt=True)
     whole = tokenizer.apply_chat_template([*prompt, *completion], add_generation_prompt=False)

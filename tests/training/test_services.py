@@ -134,7 +134,7 @@ class _Reported(Callback):
         self.calls.append("end")
 
 
-def test_the_beginning_is_reported_first_and_the_end_last(tmp_path: Path) -> None:
+def test_the_start_is_reported_first_and_the_end_last(tmp_path: Path) -> None:
     reported = _Reported([])
     _reported_by_a_run(tmp_path, reported)
     assert reported.calls[:2] == ["begin", "validation"]

@@ -1,4 +1,4 @@
-"""What `mmfree train` makes opens in mlx-lm and llama.cpp, where they have the architecture."""
+"""Models of `mmfree train` open in mlx-lm and llama.cpp, where they have the architecture."""
 
 from pathlib import Path
 from typing import Any

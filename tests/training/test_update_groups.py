@@ -102,8 +102,8 @@ def test_frozen_weights_in_16_bits_change_no_step() -> None:
         frozen = before.keys() - dict(tree_flatten(trained.trainable_parameters())).keys()
         if is_narrow:
             with frozen_in_dtype(trained, mx.bfloat16):
-                held = dict(tree_flatten(trained.parameters()))
-                assert {k for k, a in held.items() if a.dtype == mx.bfloat16} == frozen
+                given = dict(tree_flatten(trained.parameters()))
+                assert {k for k, a in given.items() if a.dtype == mx.bfloat16} == frozen
                 run(trained, dtype=mx.bfloat16)
         else:
             run(trained, dtype=mx.bfloat16)

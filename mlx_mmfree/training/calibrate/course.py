@@ -1,4 +1,4 @@
-"""What is fixed of a calibration before it begins: its layers, its windows and their form."""
+"""The fixed parts of a calibration: its layers, its windows and how these are trained."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -61,7 +61,7 @@ class Course:
         layers = range(self.windows[-1].stop)
         return [f"blocks.{n}.{name}" for n in layers for name in self.layers.linears[n]]
 
-    def places(self, kind: str) -> list[int]:
+    def stops(self, kind: str) -> list[int]:
         """The layers before which a stream stops, so that only some are in memory for the next stop."""
         windows, layers = self.windows, len(self.layers.model.blocks)
         found = {window.start for window in windows} | {windows[-1].stop, layers}
@@ -105,9 +105,9 @@ class Course:
         """The weights of the linears of some layers that become ternary."""
         found = 0
         for layer in layers:
-            held = matrices(self.layers.model.blocks[layer])
+            modules = matrices(self.layers.model.blocks[layer])
             for name in self.layers.linears[layer]:
-                found += held[name].input_dims * held[name].output_dims
+                found += modules[name].input_dims * modules[name].output_dims
         return found
 
     @property

@@ -17,7 +17,7 @@ from ...layers.matrix import matrices
 from ...models import Block, Decoder, architecture_of
 from ...ops.device import FLOATS
 
-_PLACE = "calibrate"
+_CALLER = "calibrate"
 
 
 class LayerFiles:
@@ -67,7 +67,7 @@ class LayerFiles:
         if why is not None:
             folder = self._reader.checkpoint.folder
             raise TrainingError(
-                f"[{_PLACE}] 'model' must be a dense language model but '{folder}' {why}. "
+                f"[{_CALLER}] 'model' must be a dense language model but '{folder}' {why}. "
                 "Give a dense Llama, Qwen3, Qwen3.5, Qwen3-MoE or HGRNBit, or a dense student of "
                 "`mmfree distil`."
             )
@@ -79,8 +79,8 @@ class LayerFiles:
                 continue
             if matrix.input_dims % group_size:
                 raise TrainingError(
-                    f"[{_PLACE}] 'group_size' must divide the {matrix.input_dims} inputs of the linears "
-                    f"but got {group_size}. Give a smaller one, or use `mmfree ternarize`."
+                    f"[{_CALLER}] 'group_size' must divide the {matrix.input_dims} inputs of the "
+                    f"linears but got {group_size}. Give a smaller one, or use `mmfree ternarize`."
                 )
             found.append(name)
         return found
@@ -164,7 +164,7 @@ class LayerFiles:
             self._set(name, array)
 
     def _drop(self, names: Iterable[str]) -> None:
-        """Gives weights up. What stands in their places takes no memory unless it is read."""
+        """Gives weights up. The zeros instead of them take no memory unless they are read."""
         for name in names:
             self._set(name, mx.zeros(self._reader.shapes[name], self._reader.dtype(name)))
         mx.clear_cache()
@@ -198,7 +198,7 @@ def run_blocks(
             x, _ = run(block, x, None, context, **own)
     if context.cross_layer:
         raise TrainingError(
-            f"[{_PLACE}] 'model' must be one whose layers read the residual stream alone but they "
+            f"[{_CALLER}] 'model' must be one whose layers read the residual stream alone but they "
             f"pass on {', '.join(context.cross_layer)}. Use `mmfree ternarize`."
         )
     return x

@@ -1,4 +1,4 @@
-"""What is measured on held-out samples: the errors of windows, and the losses of models."""
+"""Measures on held-out samples: the errors of windows, and the losses of models."""
 
 from collections.abc import Callable
 from typing import Any

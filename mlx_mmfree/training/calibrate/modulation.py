@@ -30,7 +30,7 @@ _ARRAYS = (*_BY_ROW, "unit", "down")
 
 @dataclass(frozen=True)
 class Modulation:
-    """What is learned of each linear.
+    """The learned parameters of each linear.
 
     Attributes:
         group_size: Inputs of a row that share a scale.
@@ -137,8 +137,8 @@ class ModulatedLinear(Matrix, nn.Module):
     def _ternary(self, arrays: dict[str, mx.array]) -> mx.array:
         """The matrix with hard trits and scales as they are written, float32 `(N, D)`."""
         v, size, threshold = self._groups(arrays)
-        place = v / (2 * threshold)
-        trits = mx.clip(straight_through(mx.round(place), place), -1, 1)
+        quotient = v / (2 * threshold)
+        trits = mx.clip(straight_through(mx.round(quotient), quotient), -1, 1)
         scales = size * arrays["unit"]
         written = self._written(scales).astype(mx.float32)
         return (straight_through(written, scales) * trits).reshape(arrays["weight"].shape)
@@ -246,7 +246,7 @@ def recomputed_product(
                     sums[name] = sums[name] + gradient if name in sums else gradient
         assert of_x is not None
         sums |= {name: mx.concatenate(parts) for name, parts in found.items()}
-        # MLX takes them by their places
+        # MLX takes them in this order
         of_arrays = {name: sums[name] for name in names}
         return of_x.reshape(x.shape), of_arrays, [mx.zeros_like(each) for each in constants]
 
@@ -280,9 +280,9 @@ def _start(groups: mx.array, start: Start) -> tuple[mx.array, mx.array, mx.array
     mean, size = _moments(groups)
     sizes = mx.abs(groups)
     least = 0.7 * mx.mean(sizes, axis=2, keepdims=True)
-    is_kept = (sizes > least).astype(mx.float32)
-    count = mx.maximum(mx.sum(is_kept, axis=2, keepdims=True), 1)
-    scale = mx.sum(sizes * is_kept, axis=2, keepdims=True) / count
+    is_large = (sizes > least).astype(mx.float32)
+    count = mx.maximum(mx.sum(is_large, axis=2, keepdims=True), 1)
+    scale = mx.sum(sizes * is_large, axis=2, keepdims=True) / count
     values = (1 - mean / size) / 2, scale / (2 * size), least / mx.maximum(scale, _EPS)
     shift, scale, threshold = (_logit(each)[..., 0] for each in values)
     return shift, scale, threshold

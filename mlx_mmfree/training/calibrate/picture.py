@@ -30,9 +30,9 @@ def draw_errors(records: Sequence[Mapping[str, Any]], image: Path) -> None:
     for (key, words), colour in zip(lines.items(), COLOURS, strict=False):
         for number, record in enumerate(records):
             first, last = record["layers"]
-            places = [first - 0.4, last + 0.4]
+            ends = [first - 0.4, last + 0.4]
             label = words if number == 0 else None
-            axes.plot(places, [record[key]] * 2, color=colour, linewidth=2, label=label)
+            axes.plot(ends, [record[key]] * 2, color=colour, linewidth=2, label=label)
     axes.set_xlabel("layer")
     axes.set_ylabel("squared error over variance")
     axes.set_yscale("log")

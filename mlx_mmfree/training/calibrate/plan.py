@@ -1,4 +1,4 @@
-"""What a calibration takes: memory, disk, and the work of its windows."""
+"""Memory, disk space and work that a calibration takes."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ LOW_RANK = 64
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """What a run takes.
+    """The memory, disk space and work of a run.
 
     Attributes:
         memory: Of the window that takes the most.
@@ -80,7 +80,7 @@ def _rest_bytes(course: Course, number: int) -> int:
         weights = [array for block in blocks for array in parameters(block).values()]
         y = run_blocks(blocks, own, x)
         dense = sum(array.nbytes for array in weights)
-        dense += x.nbytes + peak_bytes([y], leaves=[*weights, x])
+        dense += x.nbytes + peak_bytes([y], inputs=[*weights, x])
     logits = 4 * min(MOST_LOGITS, settings.sequence_length * layers.model.num_logits)
     return max(
         dense,
@@ -109,7 +109,7 @@ def _disk_bytes(course: Course) -> int:
 
 
 def _effort(course: Course) -> Effort:
-    """The work of one pass over the samples: three times that of all layers of all windows.
+    """The work of one pass over the samples: three times the work of all layers of all windows.
 
     What is elementwise is left out, and so are streams and measures, which each take less than a pass.
     """

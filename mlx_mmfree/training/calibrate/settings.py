@@ -30,7 +30,8 @@ class CalibrateSettings(DerivedModelSettings):
     epochs: int = setting("How often each window reads the samples.", 5, POSITIVE)
     window: int = setting("Layers that are trained together.", 1, POSITIVE)
     stride: int | None = setting(
-        "Layers from the beginning of a window to that of the next. Default: all of a window.", None
+        "Layers from the start of a window to the start of the next. Default: all of a window.",
+        None,
     )
     group_size: int = setting(
         "Inputs that share a scale.", 128, Rule("32, 64 or 128", lambda n: n in (32, 64, 128))
@@ -50,7 +51,7 @@ class CalibrateSettings(DerivedModelSettings):
     )
     start: str = setting(
         "How scales and thresholds begin: `kept`, a threshold of 0.7 and the mean of what is kept, or "
-        "`mean`, those of the published method.",
+        "`mean`, as in the published method.",
         "kept",
         Rule.one_of(*STARTS),
     )
@@ -59,7 +60,7 @@ class CalibrateSettings(DerivedModelSettings):
         True,
     )
     learning_rate: float = setting(
-        "Learning rate at the beginning of a window, of weights in units of their root mean square. It "
+        "Learning rate at the start of a window, of weights in units of their root mean square. It "
         "falls to 0.",
         1.5e-2,
         POSITIVE,

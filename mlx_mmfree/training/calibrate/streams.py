@@ -21,7 +21,7 @@ _WORDS: Mapping[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.ui
 
 @dataclass(frozen=True)
 class Stream:
-    """The residual stream of all samples at one place of a model, in a file.
+    """The residual stream of all samples before one layer of a model, in a file.
 
     The file appears under its name only when it is complete.
 

@@ -42,14 +42,14 @@ class Walk:
         self._arguments = course.layers.model.block_arguments()
 
     def is_done(self, number: int) -> bool:
-        """Whether a window is finished."""
+        """Returns whether a window is finished."""
         return self._file(number).exists()
 
     def _file(self, number: int) -> Path:
         return self._home / f"window-{number:03}.safetensors"
 
     def _carried(self, number: int) -> Path:
-        """What a window learned of the layers that the next one trains again."""
+        """The file of what a window learned of the layers that the next one trains again."""
         return self._home / f"carried-{number:03}.safetensors"
 
     def _last_window_of(self, layer: int) -> int:
@@ -163,7 +163,7 @@ class Walk:
         if layer == 0:
             wanted.write(self._embedded())
             return wanted
-        start = max(place for place in self._course.places(kind) if place < layer)
+        start = max(stop for stop in self._course.stops(kind) if stop < layer)
         given = self._stream(kind, start)
         wanted.write(self._after(kind, given.open(), range(start, layer)))
         given.file.unlink()
@@ -218,7 +218,7 @@ def _modulated(block: Block) -> list[tuple[str, ModulatedLinear]]:
 
 
 def _within(arrays: Mapping[str, mx.array], layers: range) -> list[tuple[str, mx.array]]:
-    """What was learned of layers, by its names in a window of these."""
+    """The learned arrays of layers, by their names in a window of these."""
     found = []
     for name, array in arrays.items():
         head, layer, rest = name.split(".", 2)

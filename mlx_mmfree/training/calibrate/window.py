@@ -170,9 +170,9 @@ def window_batches(
     per_epoch = samples // batch_size
 
     def of_step(step: int) -> list[WindowBatch]:
-        epoch, place = divmod(step, per_epoch)
+        epoch, number = divmod(step, per_epoch)
         order = np.random.default_rng([*seed, epoch]).permutation(samples)
-        rows = order[place * batch_size : (place + 1) * batch_size].tolist()
+        rows = order[number * batch_size : (number + 1) * batch_size].tolist()
         share = step / steps
         is_soft = soft and share < HARD_FROM
         sharpness = mx.array(sharpness_at(share)) if is_soft else None
@@ -198,7 +198,7 @@ def train_window(
         batches: The batch of each step.
         settings: The loop.
         optimizer: The name of the optimizer.
-        learning_rate: Its learning rate at the beginning.
+        learning_rate: Its learning rate at the start.
         words: The window in the progress bar.
 
     Raises:

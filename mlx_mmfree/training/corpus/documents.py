@@ -255,15 +255,15 @@ def _long_line(path: Path, number: int, most_bytes: int) -> TrainingError:
     )
 
 
-def _text_of_line(line: bytes, column: str, place: str) -> str:
+def _text_of_line(line: bytes, column: str, where: str) -> str:
     try:
         # columns that are not read may hold NaN
         value = parse_json(line, max_bytes=MAX_LINE_BYTES, finite=False)
     except ValueError as error:
-        raise TrainingError(f"[data] {place}: it {error}.") from error
+        raise TrainingError(f"[data] {where}: it {error}.") from error
     if not isinstance(value, dict):
         raise TrainingError(
-            f"[data] {place}: it must be a JSON object but is {type(value).__name__}."
+            f"[data] {where}: it must be a JSON object but is {type(value).__name__}."
         )
     text = value.get(column)
     if column in value and text is None:
@@ -271,7 +271,7 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
     if not isinstance(text, str):
         keys = ", ".join(f"'{key:.40}'" for key in list(value)[:8]) or "none"
         raise TrainingError(
-            f"[data] {place}: 'text_column' must name a key with a text but {column!r:.60} does not. "
+            f"[data] {where}: 'text_column' must name a key with a text but {column!r:.60} does not. "
             f"The keys are {keys}."
         )
     return text

@@ -1,4 +1,4 @@
-"""Mixtures of token files: sequences cut at random places, or each once before any is repeated."""
+"""Mixtures of token files: sequences cut at random offsets, or each once before any is repeated."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Mixture(Protocol):
 
 
 class RandomMixture:
-    """Windows at random places, drawn anew for every row.
+    """Windows at random offsets, drawn anew for every row.
 
     Args:
         tokens: The token ids of each file, by its path.
@@ -95,21 +95,21 @@ def stage_shares(tokens: Mapping[str, Tokens], stage: Stage) -> tuple[list[str],
 _ROUNDS = 6
 
 
-def keyed_order(place: int, count: int, key: bytes) -> int:
-    r"""The number that stands at a place of a pseudorandom order of :math:`0, …, n - 1`.
+def keyed_order(index: int, count: int, key: bytes) -> int:
+    r"""The number at an index of a pseudorandom order of :math:`0, …, n - 1`.
 
     A Feistel network (Luby and Rackoff, doi 10.1137/0217022) orders the numbers of an even number of
     bits. It is applied until the result is below :math:`n` (Black and Rogaway, doi
     10.1007/3-540-45760-7_9), which takes fewer than four times on average.
 
     Args:
-        place: A place, from 0 to `count - 1`.
+        index: From 0 to `count - 1`.
         count: How many numbers there are.
         key: Up to 64 bytes, which decide the order.
     """
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = 2**half_bits - 1
-    number = place
+    number = index
     while True:
         left, right = number >> half_bits, number & mask
         for turn in range(_ROUNDS):
@@ -128,7 +128,7 @@ _CYCLE = 2**16
 class EpochMixture:
     """Sequences without repetition: each file is cut into windows, which come in a shuffled order.
 
-    When all windows of a file have been drawn, they are cut at other places and shuffled anew. Which
+    When all windows of a file have been drawn, they are cut at other offsets and shuffled anew. Which
     file gives a row is decided by its share, in a shuffled order too. Nothing has to be kept from step
     to step, and no list of the windows is made.
 
@@ -178,8 +178,8 @@ class EpochMixture:
         row = step * self._rows
         part = next(part for part in reversed(self._parts) if part.first_row <= row)
         found = []
-        for place in range(row - part.first_row, row - part.first_row + self._rows):
-            file, count = part.shares.draw(place)
+        for number in range(row - part.first_row, row - part.first_row + self._rows):
+            file, count = part.shares.draw(number)
             name = part.names[file]
             found.append(self._windows[name].window(part.drawn[name] + count))
         return np.stack(found)
@@ -205,10 +205,10 @@ class Windows:
 
     def window(self, draw: int) -> np.ndarray:
         """The token ids of a draw, counted from 0, int32 `(length + 1,)`."""
-        epoch, place = divmod(draw, self.count)
+        epoch, index = divmod(draw, self.count)
         key = np.array([self._seed, self._number, epoch], "<u8").tobytes()
         offset = keyed_order(0, self._offsets, key)
-        start = offset + keyed_order(place, self.count, key) * self._length
+        start = offset + keyed_order(index, self.count, key) * self._length
         return self._tokens[start : start + self._length + 1].astype(np.int32)
 
 
@@ -240,10 +240,10 @@ class _Shares:
 
     def draw(self, row: int) -> tuple[int, int]:
         """The file of a row and the number of its rows before this one."""
-        cycle, place = divmod(row, _CYCLE)
+        cycle, index = divmod(row, _CYCLE)
         files, counts = self._cycle(cycle)
-        file = int(files[place])
-        return file, cycle * int(self._quotas[file]) + int(counts[place])
+        file = int(files[index])
+        return file, cycle * int(self._quotas[file]) + int(counts[index])
 
     def counts(self, rows: int) -> list[int]:
         """How many of the first rows each file gives."""
@@ -260,8 +260,8 @@ class _Shares:
         files = random.permutation(np.repeat(np.arange(len(self._quotas)), self._quotas))
         counts = np.empty(_CYCLE, np.int64)
         for file in range(len(self._quotas)):
-            places = np.flatnonzero(files == file)
-            counts[places] = np.arange(len(places))
+            indices = np.flatnonzero(files == file)
+            counts[indices] = np.arange(len(indices))
         return files, counts
 
 

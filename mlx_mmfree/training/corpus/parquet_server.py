@@ -46,8 +46,8 @@ def _opened(path: str, column: str | None, most_bytes: int) -> dict[str, Any]:
     stream = open_file(Path(path))
     metadata = parquet.read_metadata(stream)
     schema = metadata.schema.to_arrow_schema()
-    place = -1 if column is None else schema.get_field_index(column)
-    holds_texts = place >= 0 and _is_text(schema.field(place).type)
+    index = -1 if column is None else schema.get_field_index(column)
+    holds_texts = index >= 0 and _is_text(schema.field(index).type)
     if column is None:
         file = parquet.ParquetFile(stream, metadata=metadata, buffer_size=_BUFFER_BYTES)
         _rows[:] = [_objects(file, most_bytes)]
@@ -67,9 +67,9 @@ def _opened(path: str, column: str | None, most_bytes: int) -> dict[str, Any]:
 
 
 def _page_bytes(metadata: Any, number: int, column: str | None) -> int:
-    """Those of a column, or of all, in a group of rows, once they are decompressed."""
+    """The bytes of a column, or of all, in a group of rows, once they are decompressed."""
     group = metadata.row_group(number)
-    chunks = (group.column(place) for place in range(group.num_columns))
+    chunks = (group.column(index) for index in range(group.num_columns))
     return sum(
         each.total_uncompressed_size for each in chunks if column in (None, each.path_in_schema)
     )
@@ -107,8 +107,8 @@ def _texts(file: Any, column: str, most_bytes: int) -> Iterator[tuple[int, str |
 def _objects(file: Any, most_bytes: int) -> Iterator[tuple[int, str | None]]:
     """The size of each row as a line of JSON, and the line."""
     for batch in _batches(file, None):
-        for place in range(batch.num_rows):
-            [row] = batch.slice(place, 1).to_pylist()
+        for index in range(batch.num_rows):
+            [row] = batch.slice(index, 1).to_pylist()
             # dates and bytes are texts
             text = json.dumps(row, ensure_ascii=False, default=str)
             _check_size(len(text.encode("utf-8", "surrogatepass")), most_bytes)

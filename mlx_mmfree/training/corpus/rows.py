@@ -41,7 +41,7 @@ class RowError(Exception):
 
 
 def kind_of_file(path: Path) -> str:
-    """The suffix that says what a file holds, without that of its compression."""
+    """The suffix that says what a file holds, without the suffix of its compression."""
     suffixes = path.suffixes
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -59,7 +59,7 @@ def read_rows(
     """The result of `encode` for each row of a file, which may be compressed with `.gz` or `.xz`.
 
     Rows are the lines of `.jsonl`, the objects of `.json` (a list of them, or one after another), the
-    rows of `.parquet` and those of tables. A table, `.csv` or `.tsv`, names its columns in its first
+    rows of `.parquet` and the rows of tables. A table, `.csv` or `.tsv`, names its columns in its first
     row. Its fields are separated by tabs, or in `.csv` by commas, semicolons or tabs, and may be
     quoted. A `.txt` or `.md` is a text, or several with `<|endoftext|>` between them.
 
@@ -91,11 +91,11 @@ def read_rows(
             f"[data] '{path}' must end in {', '.join((*KINDS, *TEXTS))}, perhaps with "
             f"{' or '.join(COMPRESSED)} after it, but ends in '{kind}'. Export it as one of these."
         )
-    for place, row in rows:
+    for where, row in rows:
         try:
             result = encode(row)
         except (MMFreeError, ValueError, RowError) as error:
-            raise _fault(path, place, str(error)) from error
+            raise _fault(path, where, str(error)) from error
         yield result
 
 
@@ -129,7 +129,7 @@ def kind_of(value: Any) -> str:
 
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
-"""Rows, each with its place in the file."""
+"""Rows, each with where it is in the file, for messages."""
 
 
 def _text_rows(path: Path, key: str, on_bytes: OnBytes | None) -> Rows:
@@ -151,30 +151,30 @@ def _line_rows(path: Path, on_bytes: OnBytes | None) -> Rows:
 
 def _parquet_rows(path: Path, on_bytes: OnBytes | None) -> Rows:
     for number, row in enumerate(parquet_documents(path, None, MAX_ROW_BYTES, on_bytes), 1):
-        place, values = _parsed(path, f"row {number}", row.encode("utf-8", "surrogatepass"))
+        where, values = _parsed(path, f"row {number}", row.encode("utf-8", "surrogatepass"))
         # a column gives an object the keys of all others
-        yield place, {name: without_nulls(value) for name, value in values.items()}
+        yield where, {name: without_nulls(value) for name, value in values.items()}
 
 
-def _parsed(path: Path, place: str, text: bytes) -> tuple[str, dict[str, Any]]:
+def _parsed(path: Path, where: str, text: bytes) -> tuple[str, dict[str, Any]]:
     try:
         # columns that are not read may hold NaN
         value = parse_json(text, max_bytes=MAX_ROW_BYTES, finite=False)
     except ValueError as error:
-        raise _fault(path, place, f"it {error}.") from error
+        raise _fault(path, where, f"it {error}.") from error
     if not isinstance(value, dict):
-        raise _fault(path, place, f"it must be a JSON object but is {kind_of(value)}.")
-    return place, value
+        raise _fault(path, where, f"it must be a JSON object but is {kind_of(value)}.")
+    return where, value
 
 
-def _fault(path: Path, place: str, words: str) -> TrainingError:
-    # one place is reported, that in the file
+def _fault(path: Path, where: str, words: str) -> TrainingError:
+    # one location is reported, the one in the file
     words = re.sub(r"^\[[\w .]+\] ", "", words)
-    return TrainingError(f"[data] '{path}' {place}: {words}")
+    return TrainingError(f"[data] '{path}' {where}: {words}")
 
 
 # a text with its escapes, the mark of one that does not end, and what opens or closes a value
-_MARKS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]', re.DOTALL)
+_DELIMITERS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]', re.DOTALL)
 _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 
 
@@ -206,16 +206,16 @@ def _objects(path: Path, text: bytes) -> Iterator[tuple[int, bytes]]:
     def check_between(until: int, wanted: bytes) -> None:
         nonlocal line, counted
         line, counted = line + text.count(b"\n", counted, until), until
-        if (held := text[end:until].strip()) != wanted:
+        if (between := text[end:until].strip()) != wanted:
             raise _fault(
                 path,
                 f"line {line}",
                 f"{'a comma' if wanted else 'nothing'} must follow {found} objects here but "
-                f"{held.decode(errors='replace')!r:.60} does. Write a list of objects, or one in each "
-                "line.",
+                f"{between.decode(errors='replace')!r:.60} does. Write a list of objects, or one in "
+                "each line.",
             )
 
-    for mark in _MARKS.finditer(text):
+    for mark in _DELIMITERS.finditer(text):
         sign = mark[0]
         closes_list = is_list and sign == b"]" and depth == outer
         if depth == outer:
@@ -339,16 +339,16 @@ def _names(fields: Sequence[str], table: _TableLines) -> list[str]:
 def _bare_rows(path: Path, columns: Sequence[str], on_bytes: OnBytes | None) -> Rows:
     """The rows of a table without names, whose first columns have the given ones."""
     for number, line in read_lines(path, MAX_ROW_BYTES, on_bytes):
-        place = f"line {number}"
+        where = f"line {number}"
         try:
             values = decode_text(line).rstrip("\r\n").split("\t")
         except ValueError as error:
-            raise _fault(path, place, f"it {error}.") from error
+            raise _fault(path, where, f"it {error}.") from error
         if len(values) < len(columns):
             raise _fault(
                 path,
-                place,
+                where,
                 f"it must hold {' and '.join(map(repr, columns))}, separated by a tab, but has "
                 f"{len(values)} of them.",
             )
-        yield place, dict(zip(columns, values, strict=False))
+        yield where, dict(zip(columns, values, strict=False))

@@ -82,7 +82,7 @@ class Header:
     version: int = _VERSION
 
     def to_bytes(self) -> bytes:
-        """The header as it stands in the file."""
+        """The header as bytes of the file."""
         return (_MAGIC + json.dumps(asdict(self)).encode()).ljust(HEADER_BYTES)
 
     @property
@@ -230,7 +230,7 @@ class TokenFileWriter:
     """Writes one token file from the ids of documents in their order.
 
     Args:
-        stream: A file at its beginning.
+        stream: A file at its start.
         vocab_size, end_of_text, tokenizer: As in the header.
     """
 
@@ -383,9 +383,9 @@ def _chosen(files: list[SourceFile], name: str, include: Collection[str]) -> lis
     ]
     if not chosen:
         wanted = f"a file that matches {', '.join(include)}" if include else "such a file"
-        held = ", ".join(file.name for file in files[:8]) or "no file to read"
+        present = ", ".join(file.name for file in files[:8]) or "no file to read"
         raise TrainingError(
-            f"[data] '{name}' must hold {' or '.join(FORMATS)} files, and {wanted}, but holds {held}."
+            f"[data] '{name}' must hold {' or '.join(FORMATS)} files, and {wanted}, but holds {present}."
         )
     kinds = sorted({file_format(file.name) for file in chosen})
     if len(kinds) > 1 and not include:

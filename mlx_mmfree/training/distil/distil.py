@@ -66,14 +66,14 @@ from .student import (
 class TeacherLogits:
     """The file of one stage.
 
-    For each row of the data, in the order of the steps, and for each of its places it holds the `top_k`
+    For each row of the data, in the order of the steps, and for each of its positions it has the `top_k`
     likeliest tokens, int32, and their logits less the largest, float16. The name tells the run that it
     belongs to, so that another run writes a file of its own. It appears only when it is complete.
 
     Args:
         folder: The folder of the stage.
         record: What the logits depend on, plain values.
-        shape: The numbers of rows, places of a row, and tokens of a place.
+        shape: The numbers of rows, positions of a row, and tokens of a position.
         command: The command in messages.
     """
 
@@ -106,9 +106,9 @@ class TeacherLogits:
         if self.file.exists():
             return
         teacher.eval()
-        rows, places, _ = self.shape
-        header = {"descr": self._dtype.descr, "fortran_order": False, "shape": (rows, places)}
-        needed = rows * places * self._dtype.itemsize
+        rows, positions, _ = self.shape
+        header = {"descr": self._dtype.descr, "fortran_order": False, "shape": (rows, positions)}
+        needed = rows * positions * self._dtype.itemsize
         bar = Progress("teacher's logits", rows, "row")
         with (
             writing(self.folder),
@@ -181,7 +181,7 @@ class TeacherLogits:
 
 
 def mixer_loss(teacher: Decoder, layers: Sequence[int]) -> Loss:
-    r"""How far each new mixer is from the attention whose place it takes, on the same input.
+    r"""How far each new mixer is from the attention that it replaces, on the same input.
 
     .. math::
         \frac{1}{|S|} \sum_{l \in S} \frac{\sum \lVert M_l(x_l) - A_l(x_l) \rVert^2}
@@ -670,11 +670,11 @@ class Distillation:
 
     def _unread_batch(self, name: StageName, rows: int) -> Batch:
         """A batch of the shape that a stage reads."""
-        settings, places = self.settings, self.settings.sequence_length
-        batch = Batch.of_rows(np.zeros((rows, places + 1), np.int32))
+        settings, length = self.settings, self.settings.sequence_length
+        batch = Batch.of_rows(np.zeros((rows, length + 1), np.int32))
         if not self._is_cached(name):
             return batch
-        known = np.zeros((rows, places, settings.teacher_top_k or 0), np.int32)
+        known = np.zeros((rows, length, settings.teacher_top_k or 0), np.int32)
         return KnownBatch(**vars(batch), likeliest=known, logits=known.astype(np.float16))
 
     def _teacher_logits(self, task: CausalLMTask) -> TeacherLogits:

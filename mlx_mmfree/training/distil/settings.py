@@ -105,12 +105,12 @@ class DistilSettings(CorpusSettings, TeacherSettings, DerivedModelSettings):
 
     init_from: str | None = setting(
         "Folder or Hub repository of a model of the same shape whose weights the student begins with, "
-        "such as one of `mmfree calibrate`. Default: those of the teacher.",
+        "such as one of `mmfree calibrate`. Default: the teacher's.",
         None,
         holds="model",
     )
     to: tuple[str | Mapping[str, Any], ...] = setting(
-        "What takes the place of attention: names of token mixers, which repeat from layer to "
+        "What replaces attention: names of token mixers, which repeat from layer to "
         "layer, or JSON objects with `name` and options; `same` keeps attention.",
         rule=_SOME,
         reader=_mixers,

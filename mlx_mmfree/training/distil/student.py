@@ -1,4 +1,4 @@
-"""The student of a run: its mixers, its weights at the beginning, and the effort that it takes."""
+"""The student of a run: its mixers, its first weights, and the effort that it takes."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from ...models.parts.architecture import bases
 from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
 from ...models.parts.transformer import ATTENTION, HybridConfig, TransformerConfig
-from ..losses.loss import kept_logits
+from ..losses.loss import logits_at_a_time
 from .settings import DistilSettings, StageName
 
 _SAME_NAMES = ("query_proj", "key_proj", "value_proj", "output_proj")
@@ -71,11 +71,12 @@ def mixers_of(
                 f"[{command}] 'keep_layers' must hold numbers of layers from 0 to {layers - 1} but got "
                 f"{layer}."
             )
-    kept = MixerChoice(ATTENTION)
+    attention = MixerChoice(ATTENTION)
     sized = [
-        kept if choice.name in ("same", ATTENTION) else _with_heads(base, choice) for choice in to
+        attention if choice.name in ("same", ATTENTION) else _with_heads(base, choice)
+        for choice in to
     ]
-    return tuple(kept if n in keep_layers else sized[n % len(sized)] for n in range(layers))
+    return tuple(attention if n in keep_layers else sized[n % len(sized)] for n in range(layers))
 
 
 def _with_heads(base: TransformerConfig, choice: MixerChoice) -> MixerChoice:
@@ -204,7 +205,7 @@ _APPLE = ("M2", "M4", "M4 Pro", "M4 Max")
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that a run could take place on.
+    """A machine that could do a run.
 
     Attributes:
         rate: Operations a second in training.
@@ -287,7 +288,7 @@ def effort_of(
     else:
         # a large vocabulary's logits are computed in blocks, and again in the backward pass
         targets = settings.batch_size * length
-        times = 1 if kept_logits(student, targets) == targets * student.num_logits else 2
+        times = 1 if logits_at_a_time(student, targets) == targets * student.num_logits else 2
         # a head that stays has no gradient of its own
         backward = 1 if settings.keep_embedding else 2
         operations = 3 * own + again + (times + backward) * head
@@ -299,12 +300,14 @@ def effort_of(
 
 def _forward(model: Decoder, length: int) -> int:
     """The operations of all blocks for a token."""
-    kept = len(model.blocks) - len(replaced_layers(model))
-    return sum(2 * _weights(block) for block in model.blocks) + kept * _attention(model, length)
+    unchanged = len(model.blocks) - len(replaced_layers(model))
+    return sum(2 * _weights(block) for block in model.blocks) + unchanged * _attention(
+        model, length
+    )
 
 
 def _attention(model: Decoder, length: int) -> int:
-    """The input of queries, keys and values of a layer, as the mean of all places."""
+    """The input of queries, keys and values of a layer, as the mean of all positions."""
     base = model.config.base if isinstance(model.config, HybridConfig) else model.config
     return 2 * base.num_attention_heads * base.head_dim * (length + 1)
 

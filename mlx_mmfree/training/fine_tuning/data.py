@@ -65,20 +65,20 @@ def read_image_samples(
     for name in _OF_TEXTS:
         if getattr(settings, name) != FineTuneSettings.__dataclass_fields__[name].default:
             raise TrainingError(
-                f"[lora] '{name}' must be left out for a model of images but got "
+                f"[lora] '{name}' must be left out for an image model but got "
                 f"{getattr(settings, name)!r:.80}."
             )
     model.check_classes("lora")
     found: dict[str, Samples[Any]] = {}
     for split in SPLITS:
-        place = find_split(folder, split, ("", ".npz"))
-        if place is not None:
-            images = read_images(place, model.config.labels, model.num_logits)
-            found[split] = ImageSamples(images, processor=processor, digest=digest_of(place))
+        path = find_split(folder, split, ("", ".npz"))
+        if path is not None:
+            images = read_images(path, model.config.labels, model.num_logits)
+            found[split] = ImageSamples(images, processor=processor, digest=digest_of(path))
     if not found:
         raise TrainingError(
             f"[data] 'data' must be a folder with train, valid or test, each a folder of classes or an "
-            f".npz file, for a model of images, but '{folder}' has none of them."
+            f".npz file, for an image model, but '{folder}' has none of them."
         )
     return found
 
@@ -142,17 +142,17 @@ def _shared(found: dict[str, Samples[Any]], share: float) -> dict[str, Samples[A
     every = train.samples
     count = max(1, round(share * len(every)))
     taken = {n * len(every) // count for n in range(count)}
-    kept = [sample for n, sample in enumerate(every) if n not in taken]
-    if not kept:
+    rest = [sample for n, sample in enumerate(every) if n not in taken]
+    if not rest:
         raise TrainingError(
             f"[data] 'valid_share' must leave samples to learn from but {share} of {len(every)} leaves "
             "none. Give more samples or a smaller share."
         )
     # what was cut or left out is reported of the training samples
-    held = replace(train, samples=[every[n] for n in sorted(taken)])
+    validation = replace(train, samples=[every[n] for n in sorted(taken)])
     for name in COUNTS:
-        setattr(held, name, 0)
-    return {"train": replace(train, samples=kept), "valid": held}
+        setattr(validation, name, 0)
+    return {"train": replace(train, samples=rest), "valid": validation}
 
 
 def _files(data: str) -> dict[str, list[Path]]:

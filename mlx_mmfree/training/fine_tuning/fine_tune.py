@@ -128,7 +128,7 @@ def _chosen(
     if adapted_layers(model):
         raise TrainingError(
             "[lora] 'model' must have no adapter yet but has one. Merge it first with 'mmfree fuse', or "
-            "train on its base model, beginning with its file as 'resume_adapter_file'."
+            "train on its base model, starting with its file as 'resume_adapter_file'."
         )
     names = weight_names(model.config)
     within = architecture_of(model.config).within_mlx_lm
@@ -139,13 +139,13 @@ def _chosen(
     chosen = {}
     for name in candidates:
         hub_name = names.to_disk(name).removesuffix(".weight")
-        place = names.in_layer(hub_name)
-        label = hub_name if place is None else place[1]
+        position = names.in_layer(hub_name)
+        label = hub_name if position is None else position[1]
         known.add(label)
         fitting = [key for key in keys or () if _is_named(key, hub_name, label, within)]
         used.update(fitting)
-        is_late = place is None or numbers[place[0]] >= first
-        if is_late and (fitting or (keys is None and place is not None)):
+        is_late = position is None or numbers[position[0]] >= first
+        if is_late and (fitting or (keys is None and position is not None)):
             chosen[name] = hub_name
     if unused := [key for key in keys or () if key not in used]:
         raise TrainingError(
@@ -161,7 +161,7 @@ def _chosen(
 
 
 def _is_named(key: str, hub_name: str, label: str, within: str) -> bool:
-    """Whether a key names a layer: a pattern of its whole name, within a block, or the name's end."""
+    """Returns whether a key names a layer: by a pattern of its name, also within a block, or its end."""
     names = label, hub_name, within + hub_name
     return any(fnmatchcase(name, key) for name in names) or hub_name.endswith(f".{key}")
 

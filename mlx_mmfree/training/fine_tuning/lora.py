@@ -39,7 +39,7 @@ def lora(
 
     Args:
         model: The model, which is changed in place. It must have no adapter.
-        processor: Its tokenizer, or of a model of images its image processor.
+        processor: Its tokenizer, or an image model's image processor.
         settings: The run. `data` names the samples and `adapter_path` the folder to write.
         teacher: A model whose predictions are learned too, where `settings.teacher` names one.
         reference: Of DPO and GRPO, the model that the loss compares with; `None`: the model as it is.

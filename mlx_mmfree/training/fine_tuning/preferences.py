@@ -88,7 +88,7 @@ def read_pairs(
 
     A row holds `chosen` and `rejected`, and usually the `prompt` that they answer: texts, or lists of
     messages. The prompt may also be called `question`, `instruction` (with an `input`) or `input`, and
-    follow a text under `system`. Texts are put into the chat template, or joined with the prompt if the
+    follow a text under `system`. Texts are put into the chat template, or appended to the prompt if the
     model has none. Without a prompt, what both answers begin with is the prompt. Only answers are
     learned: turns after the assistant's last are cut off, and a pair without an answer is left out.
 
@@ -344,7 +344,7 @@ def dpo(
 
     Args:
         chosen: Log-ratios of the chosen answers, float32 `(P,)`.
-        rejected: Those of the rejected ones.
+        rejected: Log-ratios of the rejected ones.
         beta: How far the model may leave the reference; the smaller, the farther.
         loss_type: `"sigmoid"`, `"hinge"` or `"ipo"`.
     """
@@ -368,7 +368,7 @@ def orpo(chosen: mx.array, rejected: mx.array, *, beta: float = 0.1) -> Preferen
 
     Args:
         chosen: Mean log-probabilities of the chosen answers, float32 `(P,)`.
-        rejected: Those of the rejected ones.
+        rejected: Mean log-probabilities of the rejected ones.
         beta: The weight of the odds ratio.
     """
     ratio = _log_odds(chosen) - _log_odds(rejected)
@@ -414,9 +414,9 @@ def with_reference(
     digest = hashlib.sha256((samples_digest(data) + weights_digest(model)).encode()).hexdigest()
     blank = {name: mx.zeros((len(split.samples), 2)) for name, split in data.items()}
     file = None if folder is None else folder / _FILE
-    kept = _read(file, digest, blank) if processes.is_first else None
-    if processes.largest(int(kept is not None)):
-        values = processes.of_first(blank if kept is None else kept)
+    stored = _read(file, digest, blank) if processes.is_first else None
+    if processes.largest(int(stored is not None)):
+        values = processes.of_first(blank if stored is None else stored)
     else:
         values = _computed(data, model, batch_size, processes)
         if file is not None and processes.is_first:
@@ -467,11 +467,11 @@ def _computed(
             order = sorted(range(len(values)), key=lambda n: split.samples[n].length)
             starts = range(0, len(order), batch_size)
             for start in starts[processes.rank :: processes.size]:
-                places = order[start : start + batch_size]
-                batch = pair_batch([split.samples[n] for n in places])
+                indices = order[start : start + batch_size]
+                batch = pair_batch([split.samples[n] for n in indices])
                 rows = np.array(answer_log_probabilities(model, batch))
-                values[places] = rows.reshape(2, -1).T
-                bar.update(len(places) * processes.size)
+                values[indices] = rows.reshape(2, -1).T
+                bar.update(len(indices) * processes.size)
             found[name] = mx.array(values)
     _, _, values_of_all = processes.sums(mx.zeros(()), mx.array(0, mx.int32), found)
     return dict(values_of_all)

@@ -48,8 +48,8 @@ def _answered(file: str, act: Callable[..., Any], *arguments: Any) -> bytes:
     except BaseException as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         words = " ".join(str(error).split())[:_MOST_WORDS]
-        place = f" in line {lines[-1]}" if lines else ""
-        return json.dumps({"failure": f"raised {type(error).__name__}{place}: {words}"}).encode()
+        where = f" in line {lines[-1]}" if lines else ""
+        return json.dumps({"failure": f"raised {type(error).__name__}{where}: {words}"}).encode()
 
 
 def _load(file: str, functions: dict[str, Reward]) -> list[str]:

@@ -204,7 +204,7 @@ class RewardFile:
         timeout_s: The seconds that it may take to run the file, or a function.
 
     Attributes:
-        names: Those of its functions, imported ones too, that take `completions` and do not begin
+        names: The names of its functions, imported ones too, that take `completions` and do not begin
             with `_`.
 
     Raises:
@@ -281,7 +281,7 @@ class Rewards:
     Args:
         file: A Python file with functions; `None`: answers are compared with those in the data.
         names: Those to use. Default: all of the file, or `exact_match`.
-        weights: Those of the functions; `None`: 1.
+        weights: The weights of the functions; `None`: 1.
         answer: The column of the answers that `COMPARISONS` compare with.
         timeout_s: As for `RewardFile`.
         steps: Number of optimizer steps of the run.

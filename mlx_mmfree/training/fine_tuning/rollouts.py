@@ -177,13 +177,13 @@ def written(
     found: dict[int, tuple[list[int], list[str]]] = {}
     # a resumed run must choose the same kernels
     with untimed():
-        for place, problem in enumerate(asked):
+        for number, problem in enumerate(asked):
             request = Request(
                 problem.tokens.tolist(),
                 min(settings.max_completion_length, settings.max_seq_length - problem.length),
                 sampler,
                 end=end,
-                seed=mixed_seed(settings.seed, *seed, place),
+                seed=mixed_seed(settings.seed, *seed, number),
                 is_answer=problems.tokenizer.has_chat_template,
             )
             found[scheduler.submit(request)] = [], []
@@ -264,14 +264,14 @@ class Rollouts(Callback):
             shard=share,
             make=cast(Any, list),
         )
-        self._first = self._kept = -1
+        self._first = self._last_saved = -1
         self._batches: list[grpo_loss.GroupBatch] = []
         self._rewards = np.zeros((0, 0), np.float32)
 
     def __call__(self, step: int) -> list[grpo_loss.GroupBatch]:
         first = step - step % self._settings.num_iterations
         if self._first < 0:
-            self._kept = first
+            self._last_saved = first
         if self._first != first:
             self._first = first
             if step == first or not self._restore():
@@ -306,9 +306,9 @@ class Rollouts(Callback):
                 write_tensors(new, arrays)
         # the checkpoint before this one is there until this one is whole
         for file in self._folder.glob("*.safetensors"):
-            if int(file.stem) < self._kept:
+            if int(file.stem) < self._last_saved:
                 file.unlink()
-        self._kept = first
+        self._last_saved = first
 
     def _file(self, first: int) -> Path:
         return self._folder / f"{first:07}.safetensors"

@@ -79,7 +79,7 @@ def check_top_k(top_k: int | None, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class KnownBatch(Batch):
-    """A batch with what a teacher expects at each place.
+    """A batch with what a teacher expects at each position.
 
     Attributes:
         likeliest: The tokens that the teacher finds likeliest, int32 `(B, L, K)`.

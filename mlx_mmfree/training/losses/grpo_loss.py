@@ -88,7 +88,7 @@ def sample_deviations(rewards: np.ndarray) -> np.ndarray:
 def answer_token_log_probabilities(
     model: Decoder, batch: Batch, temperature: float = 1.0
 ) -> mx.array:
-    """The log-probability of each token of the answers, 0 at other places, float32 `(B, L)`."""
+    """The log-probability of each token of the answers, 0 at other positions, float32 `(B, L)`."""
     return -token_losses(model, batch, temperature=temperature)
 
 
@@ -110,7 +110,7 @@ def grpo(
         \rho = \frac{\pi}{\pi_\mathrm{old}}
 
     Args:
-        log_probabilities: Those of the tokens under the model, float32 `(B, L)`.
+        log_probabilities: Log-probabilities of the tokens under the model, float32 `(B, L)`.
         old: Under the model that wrote them, `(B, L)`.
         reference: Under the reference model; `None`: the second term is left out.
         advantages: Of the answers, `(B, 1)`.

@@ -1,7 +1,7 @@
 """The losses of training: of the next tokens, against a teacher, and of groups of answers.
 
-The first is a cross-entropy, the second the divergence from a teacher, and the last that of group
-relative policy optimisation (DeepSeekMath, Shao et al., arXiv 2402.03300).
+The first is a cross-entropy, the second the divergence from a teacher, and the last the loss of
+group relative policy optimisation (DeepSeekMath, Shao et al., arXiv 2402.03300).
 """
 
 import math
@@ -140,7 +140,7 @@ def next_token_loss(model: Decoder, batch: Batch, *, label_smoothing: float = 0.
 def token_losses(
     model: Decoder, batch: Batch, label_smoothing: float = 0.0, temperature: float = 1.0
 ) -> mx.array:
-    """The cross-entropy of each learned token, 0 at the other places, in nats, float32 `(B, L)`."""
+    """The cross-entropy of each learned token, 0 at the other positions, in nats, float32 `(B, L)`."""
     hidden = batch_hidden(model, batch)
     return target_losses(model, hidden, batch, label_smoothing, temperature)
 
@@ -208,7 +208,7 @@ def batch_hidden(model: Decoder, batch: Batch) -> mx.array:
     return model.text_hidden(mx.array(batch.inputs), **masks)
 
 
-def kept_logits(model: TokenModel, targets: int) -> int:
+def logits_at_a_time(model: TokenModel, targets: int) -> int:
     """The number of logits of so many targets that are in memory at a time."""
     count = targets * model.num_logits
     return count if count <= _WHOLE else min(count, max(_BLOCK, model.num_logits))
@@ -222,7 +222,7 @@ def losses_of_hidden(
 ) -> mx.array:
     """The losses of tokens that each depend on the token's own logits.
 
-    Those of many tokens over a large vocabulary are computed in blocks, and again in the backward pass.
+    Many tokens over a large vocabulary are computed in blocks, and again in the backward pass.
 
     Args:
         model: The model whose head the loss uses.

@@ -18,7 +18,7 @@ from ...ops import cross_entropy, long_sum
 from ..batches import Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
 from ..corpus.token_files import check_corpus, open_tokens
-from ..losses.loss import Loss, batch_hidden, kept_logits, next_token_loss, target_losses
+from ..losses.loss import Loss, batch_hidden, logits_at_a_time, next_token_loss, target_losses
 from ..settings import Settings
 
 
@@ -54,12 +54,13 @@ class Task:
         self._share = share
 
     @classmethod
-    def check_files(cls, settings: Settings, place: str = "train", key: str = "stages") -> None:
+    def check_files(cls, settings: Settings, command: str = "train", key: str = "stages") -> None:
         """Refuses a run whose files are not there, before it does anything else.
 
         Args:
             settings: The run.
-            place, key: The command and the key of the training files, as messages name them.
+            command: The command, as messages name it.
+            key: The key of the training files, as messages name it.
 
         Raises:
             TrainingError: A file cannot be opened, or there is no folder of the tokenizer.
@@ -73,12 +74,12 @@ class Task:
                         open_file(path).close()
             except OSError as error:
                 raise TrainingError(
-                    f"[{place}] '{_key(settings, name, key)}' must name files that can be read but "
+                    f"[{command}] '{_key(settings, name, key)}' must name files that can be read but "
                     f"'{path}' cannot: {error.strerror or error}. Correct its name, or put it there."
                 ) from error
         if settings.tokenizer is not None and not settings.path(settings.tokenizer).is_dir():
             raise TrainingError(
-                f"[{place}] 'tokenizer' must be the folder of a tokenizer but got "
+                f"[{command}] 'tokenizer' must be the folder of a tokenizer but got "
                 f"'{settings.path(settings.tokenizer)}', which is none."
             )
 
@@ -179,17 +180,17 @@ def _loss(task: type[Task], model: Any, batch: Any, *, label_smoothing: float) -
 
 
 def _small_parts(model: Any, batch: Batch) -> Iterator[Batch]:
-    """Rows of a batch whose logits are held at a time."""
+    """Rows of a batch whose logits are in memory at a time."""
     rows, width = batch.targets.shape
-    most = max(1, kept_logits(model, batch.targets.size) // (width * model.num_logits))
+    most = max(1, logits_at_a_time(model, batch.targets.size) // (width * model.num_logits))
     return (batch.part(slice(first, first + most)) for first in range(0, rows, most))
 
 
 def padded(rows: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows of ids as int32 `(B, length)`, and which are real, `None` if all are."""
     ids = np.zeros((len(rows), length), np.int32)
-    for place, row in zip(ids, rows, strict=True):
-        place[: len(row)] = row
+    for target, row in zip(ids, rows, strict=True):
+        target[: len(row)] = row
     valid = np.arange(length) < np.array([len(row) for row in rows])[:, None]
     return ids, None if valid.all() else valid
 
@@ -215,14 +216,14 @@ class CorpusTask(Task):
         )
 
     @classmethod
-    def check_files(cls, settings: Settings, place: str = "train", key: str = "stages") -> None:
-        super().check_files(settings, place, key)
+    def check_files(cls, settings: Settings, command: str = "train", key: str = "stages") -> None:
+        super().check_files(settings, command, key)
         check_corpus(settings)
         for name in settings.files:
             if not any(path.stat().st_size for path in settings.corpus(name)):
                 raise TrainingError(
-                    f"[{place}] '{_key(settings, name, key)}' must name files that hold texts or tokens "
-                    f"but '{settings.path(name)}' is empty. Put texts into it, or name another."
+                    f"[{command}] '{_key(settings, name, key)}' must name files that hold texts or "
+                    f"tokens but '{settings.path(name)}' is empty. Put texts into it, or name another."
                 )
 
     def size(self) -> str:
@@ -245,7 +246,7 @@ class CorpusTask(Task):
         return self._mixture.rows(step)
 
     def held_out_rows(self, name: str, most_tokens: int) -> np.ndarray:
-        """Rows one after another from the beginning of a held-out file.
+        """Rows one after another from the start of a held-out file.
 
         Args:
             name: The file.
@@ -256,12 +257,12 @@ class CorpusTask(Task):
         """
         length, tokens = self._settings.sequence_length, self._files[name].tokens
         count = max(1, min(most_tokens, len(tokens) - 1) // length)
-        places = np.arange(count)[:, None] * length + np.arange(length + 1)
-        return tokens[: count * length + 1].astype(np.int32)[places]
+        indices = np.arange(count)[:, None] * length + np.arange(length + 1)
+        return tokens[: count * length + 1].astype(np.int32)[indices]
 
 
 class CausalLMTask(CorpusTask):
-    """A causal language model learns the next token of each place of a row."""
+    """A causal language model learns the next token of each position of a row."""
 
     @staticmethod
     def hidden(model: Any, batch: Batch) -> mx.array:
@@ -310,10 +311,10 @@ class MaskedBatch(Batch):
     """Rows of tokens, of which some are to be filled in: K of each.
 
     Attributes: as `Batch`, but targets and weights are `(B, K)`, and
-        places: Where the targets stood, int32 `(B, K)`.
+        positions: Where the targets stood, int32 `(B, K)`.
     """
 
-    places: np.ndarray = field(kw_only=True)
+    positions: np.ndarray = field(kw_only=True)
 
 
 def masked_count(length: int, probability: float) -> int:
@@ -348,20 +349,20 @@ class Masking:
         may = ~np.isin(rows, self._special)
         may |= ~may.any(axis=1, keepdims=True)
         order = np.where(may, random.random(rows.shape), np.inf)
-        places = np.sort(np.argsort(order, axis=1, kind="stable")[:, :count], axis=1)
-        is_chosen = np.take_along_axis(may, places, axis=1)
-        targets = np.take_along_axis(rows, places, axis=1)
+        positions = np.sort(np.argsort(order, axis=1, kind="stable")[:, :count], axis=1)
+        is_chosen = np.take_along_axis(may, positions, axis=1)
+        targets = np.take_along_axis(rows, positions, axis=1)
         fate = random.random((size, count))
         others = random.choice(self._ordinary, (size, count))
         shown = np.where(fate < _MASKED, self._mask, targets)
         shown = np.where((fate >= _MASKED) & (fate < _MASKED + _REPLACED), others, shown)
         inputs = rows.copy()
-        np.put_along_axis(inputs, places, np.where(is_chosen, shown, targets), axis=1)
+        np.put_along_axis(inputs, positions, np.where(is_chosen, shown, targets), axis=1)
         return MaskedBatch(
             inputs.astype(np.int32),
             targets.astype(np.int32),
             is_chosen.astype(np.float32),
-            places=places.astype(np.int32),
+            positions=positions.astype(np.int32),
         )
 
 
@@ -406,7 +407,7 @@ class MaskedLMTask(CorpusTask):
     @staticmethod
     def hidden(model: Any, batch: MaskedBatch) -> mx.array:
         x = model.hidden(mx.array(batch.inputs))
-        return mx.take_along_axis(x, mx.array(batch.places)[..., None], axis=1)
+        return mx.take_along_axis(x, mx.array(batch.positions)[..., None], axis=1)
 
     @classmethod
     def largest_batch(cls, settings: Settings, model: Any, rows: int) -> Batch:
@@ -416,7 +417,7 @@ class MaskedLMTask(CorpusTask):
             np.zeros((rows, length), np.int32),
             targets,
             np.ones(targets.shape, np.float32),
-            places=targets,
+            positions=targets,
         )
 
     def batches(self, step: int) -> list[Batch]:

@@ -120,10 +120,10 @@ class SampleTask(Task):
 
     def _samples_of(self, step: int) -> list[Any]:
         """The samples of a step, the shortest first."""
-        number, place = divmod(step, _POOL)
+        number, index = divmod(step, _POOL)
         if self._pool[0] != number:
             self._pool = number, self._drawn(number)
-        return self._pool[1][place]
+        return self._pool[1][index]
 
     def _drawn(self, number: int) -> list[list[Any]]:
         """The samples of the steps of a pool."""
@@ -276,7 +276,7 @@ class TextPair:
 
     Attributes:
         source: Token ids with the last, int32 `(m,)`.
-        target: Those of the other, int32 `(n,)`.
+        target: Token ids of the text to write, int32 `(n,)`.
     """
 
     source: np.ndarray
@@ -453,8 +453,8 @@ def moved(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     rows = np.arange(images.shape[1]) - shifts[:, :1]
     columns = np.arange(images.shape[2]) - shifts[:, 1:]
     rows, columns = (
-        np.clip(places, 0, size - 1)
-        for places, size in zip((rows, columns), images.shape[1:3], strict=True)
+        np.clip(coordinates, 0, size - 1)
+        for coordinates, size in zip((rows, columns), images.shape[1:3], strict=True)
     )
-    place = np.arange(len(images))[:, None, None]
-    return images[place, rows[:, :, None], columns[:, None]]
+    index = np.arange(len(images))[:, None, None]
+    return images[index, rows[:, :, None], columns[:, None]]

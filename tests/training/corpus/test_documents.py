@@ -34,9 +34,9 @@ def test_a_byte_order_mark_is_no_part_of_a_text(
     assert list(read_documents(text)) == ["Größe\ufeff"]
     lines.write_bytes(pack(codecs.BOM_UTF8 + b'{"text": "a"}\n{"text": "b"}\n'))
     assert list(read_documents(lines)) == ["a", "b"]
-    for path, place in ((text, ""), (lines, " line 1: it")):
+    for path, where in ((text, ""), (lines, " line 1: it")):
         path.write_bytes(pack('{"text": "a"}'.encode("utf-16")))
-        with pytest.raises(TrainingError, match=f"'{place} must be UTF-8 but is UTF-16"):
+        with pytest.raises(TrainingError, match=f"'{where} must be UTF-8 but is UTF-16"):
             list(read_documents(path))
 
 

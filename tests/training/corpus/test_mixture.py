@@ -61,7 +61,7 @@ def test_no_window_comes_twice_in_an_epoch() -> None:
             assert all(len(windows.window(draw)) == 9 for draw in draws)
 
 
-def test_epochs_begin_at_other_places() -> None:
+def test_epochs_begin_at_other_offsets() -> None:
     windows = Windows(np.arange(1003), 8, seed=1, number=0)
     starts = {int(windows.window(epoch * windows.count)[0]) % 8 for epoch in range(20)}
     assert len(starts) > 3

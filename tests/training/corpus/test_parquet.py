@@ -67,16 +67,16 @@ print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300
     )
-    *words, held = done.stdout.splitlines()
-    return int(held), "\n".join(words)
+    *words, megabytes = done.stdout.splitlines()
+    return int(megabytes), "\n".join(words)
 
 
 def _shared(text: str, rows: int) -> Any:
     """A table whose rows share a text."""
     import pyarrow as pa
 
-    places = pa.array([0] * rows, pa.int32())
-    return pa.table({"text": pa.DictionaryArray.from_arrays(places, pa.array([text]))})
+    indices = pa.array([0] * rows, pa.int32())
+    return pa.table({"text": pa.DictionaryArray.from_arrays(indices, pa.array([text]))})
 
 
 def _written(path: Path, table: Any, **options: Any) -> Path:
@@ -101,9 +101,9 @@ def test_a_text_that_rows_share_takes_no_memory_of_many(
     table = _shared("a" * 10_000_000, 250)
     path = _written(tmp_path / "a.parquet", table, row_group_size=rows_of_a_group)
     assert path.stat().st_size < 60_000
-    held, words = _memory(path)
+    megabytes, words = _memory(path)
     assert "a.parquet' must hold text, which grows at most 100 times, but it grows to over" in words
-    assert held < 400, words
+    assert megabytes < 400, words
 
 
 @needs_linux
@@ -113,10 +113,12 @@ def test_rows_that_share_what_does_not_compress(
     tmp_path: Path, rows: int, rows_of_a_group: int
 ) -> None:
     table = _shared(_random_text(1, 1_000_000), rows)
-    held, words = _memory(_written(tmp_path / "a.parquet", table, row_group_size=rows_of_a_group))
+    megabytes, words = _memory(
+        _written(tmp_path / "a.parquet", table, row_group_size=rows_of_a_group)
+    )
     wanted = f"{rows * 1_000_000}" if rows == 50 else "grows at most 100 times"
     assert wanted in words
-    assert held < 400, words
+    assert megabytes < 400, words
 
 
 @pytest.mark.parquet
@@ -145,9 +147,9 @@ def test_pages_that_claim_to_be_small_are_read_within_a_limit(tmp_path: Path) ->
         assert _number(old) in data
         data = data.replace(_number(old), _number(new, len(_number(old))))
     path.write_bytes(data)
-    held, words = _memory(path)
+    megabytes, words = _memory(path)
     assert "it takes over 1024 MB of memory" in words
-    assert held < 400, words
+    assert megabytes < 400, words
 
 
 def _number(value: int, size: int = 0) -> bytes:

@@ -327,7 +327,7 @@ def test_memory_of_a_27b_model_is_what_fewer_and_narrower_blocks_take() -> None:
         measured[layers] = _measured(model, optim.Adam(1e-5), [_batch(1, 128)], None)
         planned = _lora_plan(_bonsai(layers, **NARROW), 128).total
         assert planned == pytest.approx(measured[layers], rel=0.15)
-    # scaled by depth to that of 27B
+    # scaled to the depth of 27B
     deep = measured[4] + 15 * (measured[8] - measured[4])
     assert _lora_plan(_bonsai(64, **NARROW), 128).total == pytest.approx(deep, rel=0.15)
 
@@ -337,7 +337,7 @@ def test_memory_of_a_27b_model_is_what_fewer_and_narrower_blocks_take() -> None:
 def test_a_plan_of_many_rows_is_the_one_of_fewer_continued(
     parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a plan of all rows finds it, which takes long where logits are computed in many blocks."""
+    """It equals a plan of all rows, which takes long where logits are computed in many blocks."""
     monkeypatch.setattr(loss_module, "_WHOLE", 2**15)
     monkeypatch.setattr(loss_module, "_BLOCK", 2**13)
     monkeypatch.setattr(memory, "_PLANNED_LOGITS", 2**19)

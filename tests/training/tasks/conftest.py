@@ -27,7 +27,7 @@ MODEL: dict[str, Any] = {
 
 
 def write_samples(folder: Path, name: str, seed: int, count: int) -> None:
-    """Labelled texts, and texts with those of the opposite order."""
+    """Labelled texts, and texts with their words in the opposite order."""
     draw = random.Random(seed)
     texts = [draw.choices(WORDS, k=draw.randint(2, 6)) for _ in range(count)]
     lines = [{"text": " ".join(t), "label": "pet" if "cat" in t else "none"} for t in texts]

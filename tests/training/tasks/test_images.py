@@ -155,7 +155,7 @@ def test_a_run_learns(settings_of: Make) -> None:
     "architecture", [n for n, each in architectures().items() if each.variants]
 )
 def test_every_backbone_takes_a_step(settings_of: Make, architecture: str) -> None:
-    """Losses and gradients are finite on maps that shrink to one place, and the update fits them."""
+    """Losses and gradients are finite on maps that shrink to one position, and the update fits them."""
     settings = settings_of(architecture)
     settings = replace(settings, model={**settings.model, "linear_class": "ternary"})
     model = FirstModel(settings).load()
@@ -186,7 +186,7 @@ def test_every_backbone_takes_a_step(settings_of: Make, architecture: str) -> No
     "architecture", [n for n, each in architectures().items() if each.variants]
 )
 def test_one_image_a_batch(settings_of: Make, architecture: str, accumulation_steps: int) -> None:
-    """A batch norm over one place needs two images; all other models train on one."""
+    """A batch norm over one position needs two images; all other models train on one."""
     settings = settings_of(
         architecture,
         batch_size=1,
@@ -419,9 +419,9 @@ def test_what_is_no_image_file_is_refused(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"grad_checkpoint": True}, "'grad_checkpoint' must be left out for a model of images"),
-        ({"embedding_std": 0.5}, "'embedding_std' must be left out for a model of images"),
-        ({"tokenizer": "run"}, "'tokenizer' must be left out for a model of images"),
+        ({"grad_checkpoint": True}, "'grad_checkpoint' must be left out for an image model"),
+        ({"embedding_std": 0.5}, "'embedding_std' must be left out for an image model"),
+        ({"tokenizer": "run"}, "'tokenizer' must be left out for an image model"),
         ({"new_head": True}, "'new_head' must be left out without 'init_from'"),
         ({"random_shift": -1}, "'random_shift' must be at least 0"),
         ({"dropout": 0.1}, "'dropout' must be 0 for a model without blocks"),
@@ -454,8 +454,8 @@ def test_damaged_files_are_refused_in_one_line(settings_of: Make, name: str) -> 
         changed = np.frombuffer(whole, np.uint8).copy()
         # headers lie at both ends
         ends = np.concatenate([np.arange(200), np.arange(len(whole) - 200, len(whole))])
-        places = draw.choice(ends % len(whole), 3)
-        changed[places] = draw.integers(0, 256, 3)
+        offsets = draw.choice(ends % len(whole), 3)
+        changed[offsets] = draw.integers(0, 256, 3)
         file.write_bytes(
             changed[: draw.integers(1, len(whole))] if draw.random() < 0.2 else changed
         )

@@ -1,4 +1,4 @@
-"""Which tokens are left out, and what stands in their place."""
+"""Which tokens are masked, and with what."""
 
 import numpy as np
 import pytest
@@ -22,26 +22,26 @@ def test_so_many_of_each_row(length: int, count: int) -> None:
     rows = _rows(7, length)
     batch = _batch(rows)
     assert masked_count(length, 0.15) == count
-    assert batch.places.shape == batch.targets.shape == batch.weights.shape == (7, count)
-    assert (np.diff(batch.places, axis=1) > 0).all() and batch.tokens == 7 * count
-    assert (np.take_along_axis(rows, batch.places, axis=1) == batch.targets).all()
+    assert batch.positions.shape == batch.targets.shape == batch.weights.shape == (7, count)
+    assert (np.diff(batch.positions, axis=1) > 0).all() and batch.tokens == 7 * count
+    assert (np.take_along_axis(rows, batch.positions, axis=1) == batch.targets).all()
     others = np.ones(rows.shape, bool)
-    np.put_along_axis(others, batch.places, False, axis=1)
+    np.put_along_axis(others, batch.positions, False, axis=1)
     assert (batch.inputs == rows)[others].all()
 
 
 def test_eighty_ten_ten() -> None:
     rows = _rows(400, 200)
     batch = _batch(rows)
-    shown = np.take_along_axis(batch.inputs, batch.places, axis=1)
+    shown = np.take_along_axis(batch.inputs, batch.positions, axis=1)
     is_mask, is_same = shown == MASK, shown == batch.targets
     # 12,000 draws: four standard deviations of a share are at most 0.015
     assert is_mask.mean() == pytest.approx(0.8, abs=0.015)
     assert is_same.mean() == pytest.approx(0.1 + 0.1 / 498, abs=0.011)
     others = shown[~is_mask & ~is_same]
     assert others.min() >= 2 and len(np.unique(others)) > 400
-    # each place is as likely as any other
-    counts = np.bincount(batch.places.reshape(-1), minlength=200)
+    # each position is as likely as any other
+    counts = np.bincount(batch.positions.reshape(-1), minlength=200)
     assert counts.min() > 25 and counts.max() < 100
 
 
@@ -60,5 +60,5 @@ def test_special_tokens_stay() -> None:
 def test_the_draw_decides() -> None:
     rows = _rows(5, 30)
     first, again, other = (_batch(rows, seed) for seed in (3, 3, 4))
-    assert (first.inputs == again.inputs).all() and (first.places == again.places).all()
-    assert not (first.places == other.places).all()
+    assert (first.inputs == again.inputs).all() and (first.positions == again.positions).all()
+    assert not (first.positions == other.positions).all()

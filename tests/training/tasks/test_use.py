@@ -1,4 +1,4 @@
-"""What is trained is used: masks are filled, texts sorted and turned into others."""
+"""Trained models are used: masks are filled, texts sorted and turned into others."""
 
 import json
 from collections.abc import Callable
@@ -84,9 +84,9 @@ def test_the_mask_takes_the_space_before_it(settings_of: Make) -> None:
     tokenizer = load_tokenizer(folder)
     left_out = tokenizer.encode("the [MASK] sat", parse_special=True)
     whole = tokenizer.encode("the cat sat")
-    place = left_out.index(tokenizer.mask_token_id)
-    assert left_out[:place] == whole[:place]
-    assert left_out[place + 1 :] == tokenizer.encode(" sat")
+    index = left_out.index(tokenizer.mask_token_id)
+    assert left_out[:index] == whole[:index]
+    assert left_out[index + 1 :] == tokenizer.encode(" sat")
 
 
 def test_a_published_kind_of_translator_is_trained_further(

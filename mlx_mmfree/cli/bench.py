@@ -238,11 +238,11 @@ def _plot(metrics: "Sequence[Figure]", device: str, file: Path) -> None:
 
     canvas = Canvas(figsize=(9, 1.5 + 0.5 * len(metrics)), dpi=120, layout="constrained")
     axes = canvas.subplots()
-    places, rates = range(len(metrics)), [figure.rate for figure in metrics]
+    bars, rates = range(len(metrics)), [figure.rate for figure in metrics]
     allowed = [figure.rate / figure.share for figure in metrics]
-    axes.barh(places, allowed, color="0.85", label="allowed by reads or arithmetic")
-    axes.barh(places, rates, height=0.5, color=COLOURS[0], label="measured")
-    axes.set_yticks(places, [figure.records[0].name for figure in metrics])
+    axes.barh(bars, allowed, color="0.85", label="allowed by reads or arithmetic")
+    axes.barh(bars, rates, height=0.5, color=COLOURS[0], label="measured")
+    axes.set_yticks(bars, [figure.records[0].name for figure in metrics])
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="tokens per second", title=device)
     canvas.legend(loc="outside lower center", ncols=2)

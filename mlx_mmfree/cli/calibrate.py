@@ -97,6 +97,6 @@ def times_shown(plan: "CalibrationPlan", epochs: int) -> list[str]:
     return [
         *terminal.aligned(rows),
         f"Epochs in a night of 8 hours: {nights}.",
-        "Computed, not measured: a GPU is taken to reach 30 % of its bound, which is that of `mmfree "
-        "bench --bound`.",
+        "Computed, not measured: a GPU is taken to reach 30 % of its bound, as in `mmfree bench "
+        "--bound`.",
     ]

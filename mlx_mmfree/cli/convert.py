@@ -84,9 +84,9 @@ def _add_target_flags(group: Any) -> None:
         choices=loading.DTYPES,
         help="float type of the tensors that are not packed; default: the checkpoint's",
     )
-    for place, what in (("embed", "embedding"), ("head", "output head")):
+    for module, what in (("embed", "embedding"), ("head", "output head")):
         group.add_argument(
-            f"--{place}-bits",
+            f"--{module}-bits",
             type=int,
             choices=_BITS,
             help=f"quantise a float {what} to this many bits",
@@ -299,8 +299,8 @@ def _warn_of_losses(target: str, checkpoint: "Checkpoint", text: str | None) -> 
     from ..hub.checkpoint.load import load_text_tokenizer
 
     tokenizer = load_text_tokenizer(checkpoint.folder)
-    for name, place in (("source", checkpoint), ("ternary", target)):
-        model = load_model(place)
+    for name, path in (("source", checkpoint), ("ternary", target)):
+        model = load_model(path)
         tokens, size_bytes = held_out_text.text_tokens(tokenizer, text, model.vocab_size, _TEXT)
         measured = measure_perplexity(model, tokens, size_bytes)
         del model

@@ -119,7 +119,7 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
     if logits := distillation.settings.logits_bytes:
         lines.append(f"The teacher's logits take {terminal.size_text(logits)} of the disk.")
     lines.append(
-        "Estimates. A GPU is taken to reach 30 % of its bound, which is that of `mmfree bench --bound`."
+        "Estimates. A GPU is taken to reach 30 % of its bound, as in `mmfree bench --bound`."
     )
     rates = (f"{name}: {m.rate / 1e12:.3g} TFLOP/s ({m.source})." for name, m in MACHINES.items())
     return [*lines, *rates]

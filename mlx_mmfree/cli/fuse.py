@@ -39,7 +39,7 @@ no dense variant, because their linear layers contain a norm. --format ternary r
 again, which loses part of what was learned. It needs --data, and prints the loss before and after. Both
 formats merge the adapters of layers that are not ternary into dense layers. --format peft writes the
 adapter alone, in the files of PEFT. Without --adapter-path, the adapter is the one beside the base
-model, or else that of the folder 'adapters'."""
+model, or else the one in the folder 'adapters'."""
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             rows = _prompt_ids(args, write, model, tokenizer, prompts)
             options |= _model_options(args, model, tokenizer)
-            # an answer whose beginning is given goes on from it
+            # an answer whose prefix is given goes on from it
             options["is_answer"] = write.uses_template and not args.prefill_response
         _seed(args, group)
         if args.prompt is None and args.data is None and args.verbose and not args.json:

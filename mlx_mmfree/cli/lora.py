@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _processor(opened: "OpenedModel", settings: FineTuneSettings) -> Any:
-    """The tokenizer, with the template that is given or that of an adapter that goes on."""
+    """The tokenizer, with the template that is given, or the template of an adapter that goes on."""
     from ..hub.adapters.adapter_folder import adapter_template
 
     file, begun = settings.chat_template, settings.resume_adapter_file
@@ -194,14 +194,14 @@ def _read(
 def _card(
     args: argparse.Namespace, argv: Sequence[str] | None, opened: "OpenedModel"
 ) -> "ModelCard":
-    """What the card of a fully tuned model says of its source and of the command."""
+    """The model card of a fully tuned model, with its source and the command."""
     folder = opened.checkpoint.folder
     given = list(sys.argv[1:] if argv is None else argv)
     return source_card.model_card("lora", given, args.model or str(folder), args.revision, folder)
 
 
 def _settings(args: argparse.Namespace) -> FineTuneSettings:
-    """The settings from the YAML file and the flags. Those of the command itself are set on `args`."""
+    """The settings from the YAML file and the flags. The command's own are set on `args`."""
     values: dict[str, Any] = {}
     if args.config is not None:
         read = read_mapping(args.config, "lora")
@@ -309,7 +309,7 @@ def _train(
 
 
 def _unit(model: Any) -> str:
-    """What a run of the model learns from."""
+    """The unit of the data that a run of the model learns from."""
     return "images" if model.pipeline == "image-classification" else "tokens"
 
 

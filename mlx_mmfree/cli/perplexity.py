@@ -16,7 +16,7 @@ from .parts.parser import CommandParser
 
 HELP = "measure how well a model predicts a text"
 
-_PLACE = "[perplexity] 'data'"
+_ARGUMENT = "[perplexity] 'data'"
 
 _METHOD = """\
 The text is cut into windows of --sequence-length tokens, or of as many as the model was made for if
@@ -25,8 +25,8 @@ from window to window, so that each token is predicted from all of the text befo
 attention begins each window with an empty state. Change this with --carry-state or --no-carry-state.
 The text begins with the tokenizer's first token, if there is one. Without one, the first token of the
 text is not predicted, and its bytes do not count. <|endoftext|> ends a document, as in the texts of
-'mmfree train': the token that ends a text stands in its place, whose bytes and the line breaks around
-it do not count. Other special tokens in the text are plain text. The standard error treats the tokens
+'mmfree train': it becomes the token that ends a text; its bytes and the line breaks around it do not
+count. Other special tokens in the text are plain text. The standard error treats the tokens
 as independent."""
 
 
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--num-samples",
         type=_count,
         default=-1,
-        help="number of windows to read from the beginning; -1 reads all (%(default)s)",
+        help="number of windows to read from the start; -1 reads all (%(default)s)",
     )
     text.add_argument(
         "--batch-size",
@@ -88,13 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..evaluation.perplexity import window_length
     from ..platform.progress import Progress
 
-    text = read_text(args.data, _PLACE)
+    text = read_text(args.data, _ARGUMENT)
     sizes = {"batch_size": args.batch_size, "prefill_step_size": args.sequence_length}
     with loaded(args, **sizes) as (model, tokenizer):
         windows, length = args.num_samples, window_length(model, args.sequence_length)
         limit = None if windows < 0 else windows * length + 1
         with argument_errors():
-            tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _PLACE, limit)
+            tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _ARGUMENT, limit)
         carries_state = is_recurrent(model) if args.carry_state is None else args.carry_state
         start = perf_counter()
         with argument_errors(), Progress("Reading", len(tokens) - 1, "tok") as bar:
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lines(metrics: dict[str, Any]) -> str:
     windows = f"windows of {metrics['sequence_length']} tokens"
-    method = "carried through" if metrics["carries_state"] else "empty at the beginning of"
+    method = "carried through" if metrics["carries_state"] else "empty at the start of"
     return "\n".join(
         (
             f"Perplexity: {metrics['perplexity']:.3f} ± {metrics['standard_error']:.3f}",

@@ -523,7 +523,7 @@ def served_models(
         args: The values of the flags.
         model: The model.
         tokenizer: Belongs to it.
-        sessions: Those of the model, whose limits hold for all; `None` to keep none.
+        sessions: The sessions of the model, whose limits hold for all; `None` to store none.
         draft: Proposes tokens to all of them; `None` for none.
 
     Raises:
@@ -548,7 +548,7 @@ def served_models(
 
 
 def _tokenizers(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
-    """The tokenizer of the model and that of each adapter, whose chat template may be its own."""
+    """The tokenizers of the model and of each adapter, whose chat template may be its own."""
     from ..hub.adapters.adapter_folder import adapter_template
 
     if args.chat_template is not None:

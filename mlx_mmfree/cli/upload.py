@@ -70,9 +70,9 @@ def describe(plan: "UploadPlan") -> str:
     """Says what an upload would send."""
     from ..hub.publish.model_card import CARD_FILE
 
-    place = f"{plan.repository} ({'private' if plan.is_private else 'public'} if it is new)"
+    target = f"{plan.repository} ({'private' if plan.is_private else 'public'} if it is new)"
     branch = f" on branch {plan.revision}" if plan.revision else ""
-    lines = [f"Would send {plan.nbytes:,} bytes in {len(plan.files)} files to {place}{branch}:"]
+    lines = [f"Would send {plan.nbytes:,} bytes in {len(plan.files)} files to {target}{branch}:"]
     lines += [f"{size:>16,}  {name}" for name, size in plan.files.items()]
     if plan.card is not None:
         lines.append(

@@ -74,7 +74,7 @@ def test_flags_win_over_quick(capsys: Captured) -> None:
     shown = report(capsys, *flags, "--threads", "1", "2")
     names = [figure["name"].split(": ")[-1] for figure in shown["metrics"]]
     assert names == ["prefill of 5", "decode after 1", "decode after 3"]
-    # twice with each number of threads, which are those of this process here
+    # twice with each number of threads, which is this process's here
     assert [len(figure["processes"]) for figure in shown["metrics"]] == [4] * 3
 
 
@@ -141,13 +141,13 @@ def test_threads_are_those_of_a_cpu(capsys: Captured, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("stop", "status", "said"),
+    ("stop", "status", "message"),
     [(KeyboardInterrupt(), 130, "\n"), (MeasurementError("[bench] no memory."), 2, "no memory.\n")],
 )
 def test_what_was_measured_is_kept(
     stop: BaseException,
     status: int,
-    said: str,
+    message: str,
     capsys: Captured,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,7 +161,7 @@ def test_what_was_measured_is_kept(
     monkeypatch.setattr(benchmark, "measure", measured)
     assert main(["bench", "--quick", "--json", "--threads", "1", "2"]) == status
     shown = capsys.readouterr()
-    assert shown.err.endswith(said)
+    assert shown.err.endswith(message)
     found = json.loads(shown.out)
     assert found["is_complete"] is False and len(found["metrics"]) == 2
 
@@ -171,8 +171,8 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
 ) -> None:
     monkeypatch.setattr("mlx_mmfree.cli.parts.picture_flag.find_spec", lambda name: name)
     monkeypatch.setattr(benchmark, "measure", None)
-    for place, reason in ((tmp_path / "absent" / "x.png", "no folder"), (tmp_path, "is a folder")):
-        assert main(["bench", "--picture", str(place)]) == 2
+    for path, reason in ((tmp_path / "absent" / "x.png", "no folder"), (tmp_path, "is a folder")):
+        assert main(["bench", "--picture", str(path)]) == 2
         shown = capsys.readouterr().err
         assert "[bench] --picture must be a file that can be written" in shown and reason in shown
 

@@ -51,7 +51,7 @@ def attention_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     target = tmp_path_factory.mktemp("attention") / "tiny"
     model = pack_linears(llama.build(config))
-    # its answers do not end by themselves: the best logit is above that of the end of a turn
+    # its answers do not end by themselves: the best logit is above the logit of the end of a turn
     model.head.weight[-1] = mx.zeros(config.hidden_size)
     save_model(target, model, GOLDENS / "tokenizer_bpe")
     return target

@@ -46,8 +46,8 @@ def _prompt_tokens(capsys: pytest.CaptureFixture[str], *flags: str) -> int:
 
 
 def test_it_is_kept_beside_the_adapter(folder: Path) -> None:
-    for place in (folder / "adapter", folder / "adapter/last"):
-        assert (place / "chat_template.jinja").read_text() == TEMPLATE
+    for path in (folder / "adapter", folder / "adapter/last"):
+        assert (path / "chat_template.jinja").read_text() == TEMPLATE
     assert adapter_template(folder / "adapter") == TEMPLATE
     plan = plan_upload(folder / "adapter", "me/adapter", base_model="me/base")
     assert "chat_template.jinja" in plan.files

@@ -85,9 +85,9 @@ def test_table_and_card(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert total[1] == str(report.total.tensors)
     assert total[4] == f"{report.total.source_bytes:,}"
     assert any("codes of ternary matrices are equal" in line for line in out)
-    said = out[out.index(f"Wrote {tmp_path / 'out'}. Programs that open it:") + 1 :]
-    assert said == [f"  {each.runtime:<12}  {each}" for each in report.openings]
-    assert [line.split()[0] for line in said] == [
+    lines = out[out.index(f"Wrote {tmp_path / 'out'}. Programs that open it:") + 1 :]
+    assert lines == [f"  {each.runtime:<12}  {each}" for each in report.openings]
+    assert [line.split()[0] for line in lines] == [
         "mlx-lm",
         "transformers",
         "llama.cpp",
@@ -125,8 +125,8 @@ def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
     assert convert("--model", tmp_path / "s", "--mlx-path", tmp_path / "m", *flags) == 0
     out = capsys.readouterr().out
     assert "without fine-tuning" in out
-    for name, place in (("source", "s"), ("ternary", "m")):
-        model, tokenizer = load(tmp_path / place)
+    for name, name_of_folder in (("source", "s"), ("ternary", "m")):
+        model, tokenizer = load(tmp_path / name_of_folder)
         tokens = np.array(tokenizer.encode(text.read_text()), np.int32)
         loss = measure_perplexity(model, tokens, text.stat().st_size).loss
         assert f"{name}: {loss:.4f} nats a token" in out

@@ -203,12 +203,12 @@ def test_times_and_choices_are_shown(
         KernelTime("bit_linear, tiles", 64, 2048, 6912, 1.234e-4, 56.78e9, 0.5),
         KernelTime("linear_scan", 1, 2048, 2048, 2e-6, 9e9, None),
     ]
-    kept = {"bit_linear(rows=64)": {"chosen": "mlx", "seconds": {"tiles": 3e-4, "mlx": 2e-4}}}
+    choices = {"bit_linear(rows=64)": {"chosen": "mlx", "seconds": {"tiles": 3e-4, "mlx": 2e-4}}}
     monkeypatch.setattr(kernel_times, "kernel_times", lambda progress: times)
-    monkeypatch.setattr(choice, "kept_choices", lambda: kept)
+    monkeypatch.setattr(choice, "kept_choices", lambda: choices)
     found = report(capsys)
     assert found["kernel_times"] == [time._asdict() for time in times]
-    assert found["choices"] == kept
+    assert found["choices"] == choices
     assert main(["doctor", "--all"]) == 0
     shown = capsys.readouterr().out
     product = "bit_linear, tiles, 2048 x 6912, rows: 64  123.4 us, 56.8 GB/s, 50% of a plain read\n"

@@ -27,7 +27,7 @@ def test_what_is_written_and_said(folder: Path, tmp_path: Path, capsys: Captured
         )
         == 0
     )
-    said = capsys.readouterr()
+    shown = capsys.readouterr()
     described = json.loads((target / "step.json").read_text())
     assert {file.name for file in target.iterdir()} >= {
         "step.json",
@@ -35,10 +35,10 @@ def test_what_is_written_and_said(folder: Path, tmp_path: Path, capsys: Captured
         "tokenizer.json",
         described["weights_file"],
     }
-    assert "Operations: MLX's own, without kernels of this library." in said.out
-    assert "Capacity: any number of tokens" in said.out
-    assert " ".join(map(str, described["example"]["tokens"])) in said.out
-    assert "have no effect: --context" in said.err
+    assert "Operations: MLX's own, without kernels of this library." in shown.out
+    assert "Capacity: any number of tokens" in shown.out
+    assert " ".join(map(str, described["example"]["tokens"])) in shown.out
+    assert "have no effect: --context" in shown.err
     assert main(["--model", str(folder), "--output", str(target), "--overwrite"]) == 0
     assert "weights.safetensors" not in capsys.readouterr().out
 

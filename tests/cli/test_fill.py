@@ -24,10 +24,10 @@ def test_each_mask_gets_words(model: str, capsys: Captured) -> None:
     assert [len(words) for words in masks] == [3, 3]
     own, tokenizer = load(model)
     ids = tokenizer.encode(text, parse_special=True)
-    places = [n for n, token in enumerate(ids) if token == tokenizer.mask_token_id]
+    positions = [n for n, token in enumerate(ids) if token == tokenizer.mask_token_id]
     probabilities = mx.softmax(own(mx.array([ids]))[0].astype(mx.float32), axis=-1)
-    for place, words in zip(places, masks, strict=True):
-        best = sorted(probabilities[place].tolist(), reverse=True)[:3]
+    for position, words in zip(positions, masks, strict=True):
+        best = sorted(probabilities[position].tolist(), reverse=True)[:3]
         assert [word["probability"] for word in words] == pytest.approx(best, rel=1e-4)
     assert main(["--model", model, "--text", text, "--top-k", "3"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()

@@ -27,11 +27,11 @@ def five(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def signs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Matrices of 1 bit: a folder in MLX's format, and one with a GGUF file."""
-    place = tmp_path_factory.mktemp("signs")
-    source = open_checkpoint(mlx_source(place / "s", 128, 1))
-    convert(source, place / "g", to="gguf", gguf_type="q1_0", check=False)
-    convert(open_checkpoint(place / "g"), place / "m", check=False)
-    return place / "m", place / "g"
+    folder = tmp_path_factory.mktemp("signs")
+    source = open_checkpoint(mlx_source(folder / "s", 128, 1))
+    convert(source, folder / "g", to="gguf", gguf_type="q1_0", check=False)
+    convert(open_checkpoint(folder / "g"), folder / "m", check=False)
+    return folder / "m", folder / "g"
 
 
 @pytest.fixture(params=["five trits", "signs"])

@@ -94,7 +94,9 @@ def test_the_adapter_is_kept_beside_the_base(
 
 
 @pytest.fixture
-def kept(attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured) -> Path:
+def with_adapter(
+    attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured
+) -> Path:
     """A base model with its adapter beside it."""
     assert fuse(attention_folder, adapter_path, tmp_path / "kept") == 0
     capsys.readouterr()
@@ -105,7 +107,11 @@ NOTICE = "holds an adapter beside its base model; both are used."
 
 
 def test_commands_use_the_adapter_that_is_kept_beside_the_base(
-    attention_folder: Path, adapter_path: Path, kept: Path, text_file: Path, capsys: Captured
+    attention_folder: Path,
+    adapter_path: Path,
+    with_adapter: Path,
+    text_file: Path,
+    capsys: Captured,
 ) -> None:
     generate = (
         "generate",
@@ -123,30 +129,37 @@ def test_commands_use_the_adapter_that_is_kept_beside_the_base(
         ("perplexity", "--data", text_file, "--json"),
     ):
         shown = []
-        for flags in (("--model", attention_folder), both, ("--model", kept)):
+        for flags in (("--model", attention_folder), both, ("--model", with_adapter)):
             assert main([*map(str, (*command, *flags))]) == 0
             shown.append(capsys.readouterr())
         base, wanted, got = (
             json.loads(each.out)["perplexity"]
             if command[0] == "perplexity"
-            else each.out.replace(str(kept), str(attention_folder))
+            else each.out.replace(str(with_adapter), str(attention_folder))
             for each in shown
         )
         assert got == wanted != base
         assert [each.err.count(NOTICE) for each in shown] == [0, 0, 1]
     # another one takes its place
-    other = adapter(attention_folder, kept.with_name("other"), seed=2)
+    other = adapter(attention_folder, with_adapter.with_name("other"), seed=2)
     found = []
-    for model in (attention_folder, kept):
+    for model in (attention_folder, with_adapter):
         assert main([*map(str, (*generate, "--model", model, "--adapter-path", other))]) == 0
         found.append(capsys.readouterr())
     assert found[0].out == found[1].out and NOTICE not in found[1].err
 
 
 def test_the_adapter_that_is_kept_is_merged_without_being_named(
-    attention_folder: Path, adapter_path: Path, kept: Path, tmp_path: Path
+    attention_folder: Path, adapter_path: Path, with_adapter: Path, tmp_path: Path
 ) -> None:
-    flags = ("--model", str(kept), "--format", "dense", "--save-path", str(tmp_path / "one"))
+    flags = (
+        "--model",
+        str(with_adapter),
+        "--format",
+        "dense",
+        "--save-path",
+        str(tmp_path / "one"),
+    )
     assert main(["fuse", *flags]) == 0
     assert fuse(attention_folder, adapter_path, tmp_path / "two", "--format", "dense") == 0
     one, two = (load_model(tmp_path / name)(TOKENS)[0] for name in ("one", "two"))
@@ -154,31 +167,38 @@ def test_the_adapter_that_is_kept_is_merged_without_being_named(
 
 
 def test_the_certificate_counts_the_adapter(
-    kept: Path, attention_folder: Path, adapter_path: Path
+    with_adapter: Path, attention_folder: Path, adapter_path: Path
 ) -> None:
     if native.unavailable() is not None:
         pytest.skip("certificates of cards need the compiled kernels")
     adapted = attach(load_model(attention_folder), read_adapter(adapter_path)).eval()
-    card = (kept / "README.md").read_text()
+    card = (with_adapter / "README.md").read_text()
     assert section(certify(adapted)) in card
     assert section(certify(load_model(attention_folder))) not in card
 
 
 @pytest.mark.parametrize("to", ["mlx", "hf", "gguf"])
 def test_a_base_with_its_adapter_is_not_converted_without_it(
-    kept: Path, tmp_path: Path, to: str, capsys: Captured
+    with_adapter: Path, tmp_path: Path, to: str, capsys: Captured
 ) -> None:
-    flags = ("--model", str(kept), "--to", to, "--mlx-path", str(tmp_path / "converted"))
+    flags = ("--model", str(with_adapter), "--to", to, "--mlx-path", str(tmp_path / "converted"))
     assert main(["convert", *flags]) == 2
     assert "must hold no adapter beside its base model" in capsys.readouterr().err
     assert not (tmp_path / "converted").exists()
 
 
 def test_a_base_with_its_adapter_is_not_trained_further(
-    kept: Path, tmp_path: Path, capsys: Captured
+    with_adapter: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "A dog. A cat."}) + "\n")
-    flags = ("--model", str(kept), "--data", str(tmp_path), "--adapter-path", str(tmp_path / "run"))
+    flags = (
+        "--model",
+        str(with_adapter),
+        "--data",
+        str(tmp_path),
+        "--adapter-path",
+        str(tmp_path / "run"),
+    )
     assert main(["lora", "--train", *flags]) == 2
     assert "--model must have no adapter yet but has one" in capsys.readouterr().err
     assert main(["lora", "--train", "--fine-tune-type", "full", *flags]) == 2
@@ -186,41 +206,43 @@ def test_a_base_with_its_adapter_is_not_trained_further(
     with pytest.raises(
         CheckpointError, match="must hold no adapter beside its base model to be tr"
     ):
-        load_model(kept, packed=False, rebuild_masters=True)
+        load_model(with_adapter, packed=False, rebuild_masters=True)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
-def test_an_adapter_that_is_gone_is_not_passed_over(kept: Path, name: str) -> None:
-    (kept / name).unlink()
+def test_an_adapter_that_is_gone_is_not_passed_over(with_adapter: Path, name: str) -> None:
+    (with_adapter / name).unlink()
     with pytest.raises(CheckpointError, match=f"must hold the adapter .* lacks {name}"):
-        load_model(kept)
+        load_model(with_adapter)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mark", ["adapters", "../adapter", 1, None, [], {"path": "/etc"}])
-def test_the_mark_of_an_adapter_is_true_or_false(kept: Path, mark: Any) -> None:
-    file = kept / "config.json"
+def test_the_mark_of_an_adapter_is_true_or_false(with_adapter: Path, mark: Any) -> None:
+    file = with_adapter / "config.json"
     config = json.loads(file.read_text())
     assert config["mlx_mmfree"]["adapter"] is True
     config["mlx_mmfree"]["adapter"] = mark
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="'adapter' of 'mlx_mmfree' must be true or false"):
-        load_model(kept)
+        load_model(with_adapter)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
-def test_an_adapter_lies_in_the_folder_itself(kept: Path, tmp_path: Path, name: str) -> None:
-    (kept / name).rename(tmp_path / name)
-    (kept / name).symlink_to(tmp_path / name)
+def test_an_adapter_lies_in_the_folder_itself(
+    with_adapter: Path, tmp_path: Path, name: str
+) -> None:
+    (with_adapter / name).rename(tmp_path / name)
+    (with_adapter / name).symlink_to(tmp_path / name)
     with pytest.raises(CheckpointError, match="is a link to"):
-        load_model(kept)
+        load_model(with_adapter)
 
 
 def test_an_adapter_comes_from_the_hub(
-    attention_folder: Path, adapter_path: Path, kept: Path, tmp_path: Path
+    attention_folder: Path, adapter_path: Path, with_adapter: Path, tmp_path: Path
 ) -> None:
     flags = ("--prompt", "A dog", "--ignore-chat-template", "-m", "8", "--verbose", "F")
-    folders = {"me/kept": kept, "me/base": attention_folder, "me/adapter": adapter_path}
+    folders = {"me/kept": with_adapter, "me/base": attention_folder, "me/adapter": adapter_path}
     with HubServer(folders) as hub, HubClient(hub.url, tmp_path / "home", TOKEN) as client:
         shown = {}
         for name, chosen in {

@@ -39,8 +39,8 @@ def _ready(program: str) -> "subprocess.Popen[str]":
     """A process that has come as far as to print its first line."""
     process = _python(program, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout as said:
-        said.readline()
+    with process.stdout as output:
+        output.readline()
     return process
 
 
@@ -156,8 +156,8 @@ def test_what_a_killed_process_started_is_ended_too() -> None:
     )
     process = _python(starts, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout as said:
-        child = int(said.readline())
+    with process.stdout as output:
+        child = int(output.readline())
     assert wait([process]) == 128 + signal.SIGKILL
     while _is_running(child):
         time.sleep(0.01)

@@ -109,10 +109,10 @@ def test_removal(hub: Path, tmp_path: Path, capsys: Captured) -> None:
     assert [*(tmp_path / "packed").iterdir()] == []
 
 
-@pytest.mark.parametrize(("answer", "is_kept"), [("", True), ("n", True), ("y", False)])
+@pytest.mark.parametrize(("answer", "stays"), [("", True), ("n", True), ("y", False)])
 def test_it_asks(
     answer: str,
-    is_kept: bool,
+    stays: bool,
     hub: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Captured,
@@ -120,8 +120,8 @@ def test_it_asks(
     monkeypatch.setattr(command.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda prompt: answer)
     assert main(["models", "--remove", "me/other"]) == 0
-    assert ("Nothing was removed." in capsys.readouterr().out) == is_kept
-    assert (hub / "models--me--other").exists() == is_kept
+    assert ("Nothing was removed." in capsys.readouterr().out) == stays
+    assert (hub / "models--me--other").exists() == stays
 
 
 def test_mistakes(hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

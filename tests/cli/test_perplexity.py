@@ -122,7 +122,7 @@ def test_windows_of_the_length_of_the_model(tmp_path: Path, file: Path, capsys: 
     assert "--carry-state must be False for a text of" in error
     assert "since the model was made for 16" in error
     assert main(["perplexity", *flags]) == 0
-    assert "State: empty at the beginning of windows of 16 tokens\n" in capsys.readouterr().out
+    assert "State: empty at the start of windows of 16 tokens\n" in capsys.readouterr().out
 
 
 def test_some_windows(folder: Path, file: Path, capsys: Captured) -> None:

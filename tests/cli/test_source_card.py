@@ -1,4 +1,4 @@
-"""What a model card says of the command that wrote the model."""
+"""A model card names the command that wrote the model."""
 
 from pathlib import Path
 

@@ -27,13 +27,13 @@ def test_it_writes_what_it_says(
 ) -> None:
     assert main(["--data", text, "--output", str(tmp_path / "out"), "--processes", "1"]) == 0
     file = open_token_file(tmp_path / "out/train.tokens")
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
         "Read 1 file.",
         f"Wrote '{tmp_path}/out/train.tokens': {len(file.tokens)} tokens of 2 documents, 16 bytes of "
         "text, in 16 bits each.",
     ]
-    # without a model, the tokenizer is that of the bundled one
+    # without a model, the tokenizer is the bundled one's
     name = "tokenizer.json"
     assert (tmp_path / "out/tokenizer" / name).read_bytes() == (demo.path() / name).read_bytes()
 
@@ -65,8 +65,8 @@ def test_mistakes_are_one_line(
     message: str,
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"content": "a"}')
-    places = {"text": text, "jsonl": tmp_path / "a.jsonl", "folder": tmp_path}
-    given = [flag.format(**places) for flag in flags]
+    paths = {"text": text, "jsonl": tmp_path / "a.jsonl", "folder": tmp_path}
+    given = [flag.format(**paths) for flag in flags]
     assert main(["--data", text, "--output", str(tmp_path / "out"), *given]) == 2
     error = capsys.readouterr().err
     assert message in error

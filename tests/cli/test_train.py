@@ -98,10 +98,10 @@ def test_the_result_is_named_and_its_masters_load(
 ) -> None:
     assert main(["--config", str(config)]) == 0
     run = config.parent / "run"
-    said = (
+    line = (
         f"Wrote the model to '{run / 'model'}' and its float master weights to '{run / 'masters'}'."
     )
-    assert capsys.readouterr().out.splitlines()[-1] == said
+    assert capsys.readouterr().out.splitlines()[-1] == line
     masters = load_model(run / "masters", packed=False)
     packed = load_model(run / "model")
     tokens = mx.array([[5, 6, 7]])
@@ -133,11 +133,11 @@ def test_texts_that_changed_are_noticed(
     assert main(["--config", str(config)]) == 0
     before = (config.parent / "run/tokenizer/tokenizer.json").read_bytes()
     for text in texts:
-        kept = text.read_text()
-        text.write_text(kept.replace("cat", "whale"))
+        original = text.read_text()
+        text.write_text(original.replace("cat", "whale"))
         assert main(["--config", str(config)]) == 2
         assert "holds a run with other values of texts" in capsys.readouterr().err
-        text.write_text(kept)
+        text.write_text(original)
     assert (config.parent / "run/tokenizer/tokenizer.json").read_bytes() == before
     shutil.rmtree(config.parent / "run/checkpoint")
     texts[0].write_text(texts[0].read_text().replace("cat", "whale"))
@@ -243,9 +243,9 @@ def test_a_tokenizer_without_an_end_of_documents_is_refused(
     _change(config, tokenizer="tokenizer", model=LLAMA | {"vocab_size": 518})
     assert main(["--config", str(config), "--steps", "3"]) == 0
     file = folder / "tokenizer_config.json"
-    kept = json.loads(file.read_text())
-    del kept["eos_token"]
-    file.write_text(json.dumps(kept))
+    config_of_tokenizer = json.loads(file.read_text())
+    del config_of_tokenizer["eos_token"]
+    file.write_text(json.dumps(config_of_tokenizer))
     assert main(["--config", str(config), "--output", "second"]) == 2
     shown = capsys.readouterr().err
     assert "must have the token <|endoftext|> or a token for the end of a text" in shown

@@ -35,14 +35,14 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    place = tmp_path_factory.mktemp("kinds")
+    root = tmp_path_factory.mktemp("kinds")
     vit = find("vit")
-    save_model(place / "vit", vit.build(vit.config.from_hub(dict(vit.tiny))))
+    save_model(root / "vit", vit.build(vit.config.from_hub(dict(vit.tiny))))
     return {
-        "translate": marian_folder(place / "marian"),
-        "fill": encoder_folder(place / "encoder"),
-        "classify": place / "vit",
-        "embed": embedder_folder(place / "embedder"),
+        "translate": marian_folder(root / "marian"),
+        "fill": encoder_folder(root / "encoder"),
+        "classify": root / "vit",
+        "embed": embedder_folder(root / "embedder"),
     }
 
 

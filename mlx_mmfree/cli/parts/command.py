@@ -1,4 +1,4 @@
-"""What makes a function a command: one line for an error, and an exit status."""
+"""Turns functions into commands, with one line for an error, and an exit status."""
 
 import argparse
 import io
@@ -42,7 +42,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     A function of the library that a message names is left out before a flag, which says it already.
 
     Args:
-        message: A message of the format `[place] 'argument' must be … but got ….`
+        message: A message of the format `[caller] 'argument' must be … but got ….`
         parser: The parser of the command, or `None` to leave the message as it is.
         argv: The arguments that the command was given.
     """
@@ -90,11 +90,11 @@ def _values(flag: str, argv: Sequence[str]) -> list[str]:
     return follows + [word.removeprefix(f"{flag}=") for word in argv if word.startswith(f"{flag}=")]
 
 
-def check_writable(place: str, file: Path, *, makes_folder: bool = False) -> None:
+def check_writable(argument: str, file: Path, *, makes_folder: bool = False) -> None:
     """Refuses a file that cannot be created or replaced.
 
     Args:
-        place: The command in brackets and the argument that names the file in quotes.
+        argument: The command in brackets, and the argument that names the file in quotes.
         file: The file that will be written.
         makes_folder: Whether missing folders will be created too.
 
@@ -113,7 +113,7 @@ def check_writable(place: str, file: Path, *, makes_folder: bool = False) -> Non
         reason = f"cannot be made: '{folder}' may not be written to"
     else:
         return
-    raise UsageError(f"{place} must be a file that can be written but '{file}' {reason}.")
+    raise UsageError(f"{argument} must be a file that can be written but '{file}' {reason}.")
 
 
 class Command(Protocol):
@@ -187,9 +187,9 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
             if presses and _happened_in_import(error):
                 print(file=sys.stderr)
                 return INTERRUPTED
-            if (said := plugins.failure(error)) is None:
+            if (failure := plugins.failure(error)) is None:
                 raise
-            _report(str(MMFreeError(f"[plugin] a plug-in must run without errors but {said}.")))
+            _report(str(MMFreeError(f"[plugin] a plug-in must run without errors but {failure}.")))
             return USER_ERROR
 
     return run
@@ -217,7 +217,7 @@ def _counted_interrupts(presses: list[int]) -> Iterator[None]:
 
 
 def _happened_in_import(error: BaseException) -> bool:
-    """Whether an import failed: some packages turn Ctrl-C during their import into another error."""
+    """Returns whether an import failed: packages may turn Ctrl-C during an import into another error."""
     frames = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ImportError) or any(
         frame.f_code.co_name == "<module>" for frame, _ in frames

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _MAX_BYTES = 32_000_000
 
 
-def read_text(file: Path, place: str) -> str:
+def read_text(file: Path, argument: str) -> str:
     """Reads a text file, which may be compressed with `.gz` or `.xz`.
 
     Args:
         file: The file.
-        place: The command in brackets and the argument that names the file in quotes.
+        argument: The command in brackets and the argument that names the file in quotes.
 
     Raises:
         UsageError: The file cannot be read, is too large, or is not UTF-8.
@@ -32,7 +32,7 @@ def read_text(file: Path, place: str) -> str:
     except (OSError, ValueError) as error:
         reason = error if isinstance(error, OSError) else f"it {error}"
         raise UsageError(
-            f"{place} must be a UTF-8 text file but '{file}' cannot be read: {reason}."
+            f"{argument} must be a UTF-8 text file but '{file}' cannot be read: {reason}."
         ) from error
 
 
@@ -48,7 +48,7 @@ def _content(file: Path) -> bytes:
 
 
 def text_tokens(
-    tokenizer: "Tokenizer", text: str, vocab_size: int, place: str, limit: int | None = None
+    tokenizer: "Tokenizer", text: str, vocab_size: int, argument: str, limit: int | None = None
 ) -> "tuple[np.ndarray, int]":
     """The token ids of a text, and the number of UTF-8 bytes that they predict.
 
@@ -62,7 +62,7 @@ def text_tokens(
         tokenizer: The tokenizer of the model.
         text: The text. Other special tokens in it count as plain text.
         vocab_size: The size of the model's vocabulary.
-        place: The command in brackets and the argument that gave the text in quotes.
+        argument: The command in brackets and the argument that gave the text in quotes.
         limit: The largest number of ids to return; `None` returns all.
 
     Raises:
@@ -84,19 +84,19 @@ def text_tokens(
     size_bytes = 0
     for document in documents:
         part = tokenizer.encode(document, add_special_tokens=False, parse_special=False)
-        kept = part if limit is None else part[: limit - len(ids)]
+        used = part if limit is None else part[: limit - len(ids)]
         first = 0 if ids else 1
-        is_whole = first == 0 and len(kept) == len(part)
-        predicted = document if is_whole else tokenizer.decode(kept[first:])
+        is_whole = first == 0 and len(used) == len(part)
+        predicted = document if is_whole else tokenizer.decode(used[first:])
         size_bytes += len(predicted.encode())
-        ids += kept + end
+        ids += used + end
         if limit is not None and len(ids) >= limit:
             ids = ids[:limit]
             break
     check_tokens(ids, vocab_size)
     if len(ids) < 2:
         raise UsageError(
-            f"{place} must hold at least two tokens but holds {len(ids)}. Give a longer text."
+            f"{argument} must hold at least two tokens but holds {len(ids)}. Give a longer text."
         )
     return np.array(ids, np.int32), size_bytes
 

@@ -68,7 +68,7 @@ def adopt_key_value_settings(args: argparse.Namespace, settings: dict[str, int |
     is_known = settings.keys() <= key_value_settings(args).keys()
     if not is_known or settings.get("quantized_kv_start", 0) is None:
         raise UsageError(
-            "[prompt cache] the settings must be those of this version but are "
+            "[prompt cache] the settings must be this version's but are "
             f"{list(settings)!r:.200}. Cache the prompt again."
         )
     for name, value in settings.items():
@@ -352,7 +352,7 @@ def planned(
 
     Args:
         args, also: As for `loaded`.
-        sizes: Those of its work, as for `memory_need`.
+        sizes: The sizes of its work, as for `memory_need`.
 
     Returns:
         The model without its weights, and what it needs; `None` of one of images.
@@ -436,7 +436,7 @@ def add_draft_flags(group: Any, reads: str, **options: Any) -> None:
     Args:
         group: The parser or a group of it.
         reads: What users must know of a draft model's use, after what it does.
-        options: Those of `--draft-model` for argparse.
+        options: The options of `--draft-model` for argparse.
     """
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument(

@@ -88,10 +88,10 @@ def read_prompts(file: Path, keys: Sequence[str] = ("prompt",)) -> list[str]:
     return [line.rstrip("\r") for _, line in lines]
 
 
-def _check_size(size: int, place: str) -> None:
+def _check_size(size: int, where: str) -> None:
     if size > _MAX_PROMPT_BYTES:
         raise UsageError(
-            f"[prompt] {place} must have at most {_MAX_PROMPT_BYTES:,} bytes but has more. "
+            f"[prompt] {where} must have at most {_MAX_PROMPT_BYTES:,} bytes but has more. "
             "Shorten the prompt."
         )
 
@@ -101,18 +101,18 @@ def max_token_count(prompt: str) -> int:
     return len(prompt.encode("utf-8", "surrogatepass"))
 
 
-def _parsed(line: str, place: str, keys: Sequence[str]) -> str:
+def _parsed(line: str, where: str, keys: Sequence[str]) -> str:
     try:
         value = parse_json(line.encode())
     except ValueError as error:
-        raise UsageError(f"[prompt] {place} {error}.") from error
+        raise UsageError(f"[prompt] {where} {error}.") from error
     prompt = value
     if isinstance(value, dict):
         prompt = next((value[key] for key in keys if key in value), None)
     if not isinstance(prompt, str):
         known = " or ".join(f'"{key}"' for key in keys)
         raise UsageError(
-            f"[prompt] {place} must be a string or an object with a string under {known} but is "
+            f"[prompt] {where} must be a string or an object with a string under {known} but is "
             f"{line[:80]!r}."
         )
     return prompt
@@ -167,7 +167,7 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def thinks(variables: Mapping[str, Any]) -> bool:
-    """Whether answers begin with reasoning, by the variables of a chat template that knows reasoning."""
+    """Returns whether answers begin with reasoning, by the variables of a template that knows it."""
     return variables.get("enable_thinking") is not False
 
 
@@ -222,7 +222,7 @@ class PromptWriter:
     Args:
         tokenizer: The tokenizer of the model.
         system_prompt: Instruction that comes before the prompt. It needs a chat template.
-        prefill_response: The beginning of the answer.
+        prefill_response: The prefix of the answer.
         ignore_chat_template: Whether to read the bare prompt even if there is a chat template.
         variables: Further variables of the chat template.
         most: The most tokens that the model reads, where it ends; longer texts are not encoded.
@@ -281,7 +281,7 @@ class PromptWriter:
         return [*begun, *self._tokenizer.encode_continuation(prompt)]
 
     def continuation(self, prompt: str) -> list[int]:
-        """The token ids from the end of `opening` up to the beginning of the answer."""
+        """The token ids from the end of `opening` up to the start of the answer."""
         self._check(prompt)
         encode = self._tokenizer.encode_continuation
         if not self.uses_template:
@@ -338,14 +338,14 @@ def given_texts(args: argparse.Namespace) -> list[str]:
 
 
 def opened_as(
-    pipelines: Collection[str], args: argparse.Namespace, place: str, task: str
+    pipelines: Collection[str], args: argparse.Namespace, command: str, task: str
 ) -> "OpenedModel":
     """Opens a model for some tasks, without its weights.
 
     Args:
         pipelines: The tasks, as the Hub names them.
         args: Has `model` and `revision`.
-        place: The command.
+        command: The command.
         task: What its models must do.
 
     Raises:
@@ -358,7 +358,7 @@ def opened_as(
     planned: Any = opened.model
     if planned.pipeline not in pipelines:
         raise UsageError(
-            f"[{place}] 'model' must {task} but '{args.model}' is a model for {planned.purpose}. Use "
+            f"[{command}] 'model' must {task} but '{args.model}' is a model for {planned.purpose}. Use "
             f"'mmfree {planned.command}' for it."
         )
     return opened

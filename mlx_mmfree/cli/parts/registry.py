@@ -22,7 +22,7 @@ def _own_names() -> list[str]:
 
 
 def command_module(name: str) -> Any:
-    """The module of a command, or `None`. Those of the package keep their names."""
+    """The module of a command, or `None`. No plug-in replaces a command of the package."""
     if name in _own_names():
         return importlib.import_module(f"{_PACKAGE}.{name}")
     return next(

@@ -1,4 +1,4 @@
-"""What was meant by a command or a flag that does not exist."""
+"""Suggestions for a command or a flag that does not exist."""
 
 import shlex
 from collections.abc import Collection, Sequence

@@ -230,7 +230,7 @@ class MessageReader:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._prompt = prompt if sys.stdin.isatty() else ""
         self._more = "." * (len(prompt) - 1) + " " if sys.stdin.isatty() else ""
-        self._read = _editor(_kept_history() if keeps_history else None) if is_terminal else input
+        self._read = _editor(_history_path() if keeps_history else None) if is_terminal else input
 
     def __call__(self) -> str:
         """The next message.
@@ -249,7 +249,7 @@ class MessageReader:
         return text.rstrip().removesuffix(QUOTES).strip()
 
 
-def _kept_history() -> Path | None:
+def _history_path() -> Path | None:
     """The history file, which only its owner may read, or `None` if it cannot be made."""
     file = history_file()
     try:

@@ -127,7 +127,7 @@ class Reader:
             del self._steps[next(iter(self._steps))]
 
     def make_capacity(self, count: int) -> None:
-        """Makes space for so many tokens, and writes those of the tails into the buffers."""
+        """Makes space for so many tokens, and writes the tails' into the buffers."""
         if self._has_tails:
             # in place, as soon as no kernel reads the buffers any more
             mx.eval(self.arrays)

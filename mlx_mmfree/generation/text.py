@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def _checks_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Names the right argument to a caller who gives those of a sampler, or a number, for a sampler."""
+    """Names the right argument to a caller who gives a sampler's, or a number for a sampler."""
 
     @wraps(function)
     def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

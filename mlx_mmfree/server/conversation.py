@@ -143,7 +143,7 @@ class CallRules:
         format: How the model writes one.
         are_read: Whether the template writes calls at all.
         are_single: Whether it refuses several in one message.
-        have_short_ids: Whether it refuses ids, but for those of nine letters.
+        have_short_ids: Whether it refuses ids that have not nine letters.
     """
 
     format: CallFormat

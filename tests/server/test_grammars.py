@@ -337,7 +337,7 @@ def post(server: ServerProcess, asked: dict[str, Any]) -> httpx2.Response:
     return httpx2.post(f"{server.url}{CHAT}", json=asked, timeout=120)
 
 
-def test_clients_that_go_away_take_no_place(server: ServerProcess) -> None:
+def test_clients_that_go_away_take_no_row(server: ServerProcess) -> None:
     assert post(server, body(SMALL, model=None)).status_code == 200
     clients = []
     for number in range(20):

@@ -179,7 +179,7 @@ def add_model_flags(
 ) -> None:
     """Adds the flags of a model, without those that the command does not take.
 
-    `options` are those of `--model` for argparse.
+    `options` are the options of `--model` for argparse.
     """
     group = parser.add_argument_group("model")
     more = "; may be given again" if options.get("action") == "append" else ""
@@ -197,7 +197,7 @@ def add_model_flags(
 def add_source_flags(group: argparse._ActionsContainer, more: str, **options: Any) -> None:
     """Adds the flags that say where a model lies; `more` is what else its users must know.
 
-    `options` are those of `--model` for argparse.
+    `options` are the options of `--model` for argparse.
     """
     group.add_argument(
         "--model",

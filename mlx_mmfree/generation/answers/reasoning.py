@@ -106,7 +106,7 @@ class CallTrial:
     make: Callable[[], Trial]
 
 
-# what may be read again, since it only began like a call
+# the most characters that may be read twice, since they only began like a call
 _MOST_READ_AGAIN = 1_000_000
 
 

@@ -173,7 +173,7 @@ class RotatedFormat(NamedTuple):
     """How `config.json` tells other programs that matrices are rotated.
 
     Attributes:
-        marks: Words in the keys of a `config.json` that ask for a rotation.
+        keywords: Words in the keys of a `config.json` that ask for a rotation.
         gguf_type: The type of rotated matrices in GGUF: programs that would leave the rotation out do
             not know it.
         check: Refuses metadata of a GGUF file whose rotation is not read, or not in this architecture.

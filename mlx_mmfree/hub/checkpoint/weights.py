@@ -394,8 +394,8 @@ def fill(skeleton: Skeleton) -> Decoder:
         CheckpointError: A tensor cannot be read, or is damaged.
     """
     model, entries = skeleton.model, skeleton.entries
-    modules, held = dict(model.named_modules()), matrices(model)
-    simpler, plain = _simpler_formats(held) if skeleton.is_simplified else ([], set())
+    modules, matrices_of = dict(model.named_modules()), matrices(model)
+    simpler, plain = _simpler_formats(matrices_of) if skeleton.is_simplified else ([], set())
     sharing: dict[str, list[str]] = {}
     for path, name in skeleton.masters.items():
         sharing.setdefault(name, []).append(path)
@@ -418,7 +418,7 @@ def fill(skeleton: Skeleton) -> Decoder:
             if name in plain:
                 check_finite(array, entries[name])
                 modules[path].weight = array
-                modules[path] = _simplified(model, path, held[path], simpler)
+                modules[path] = _simplified(model, path, matrices_of[path], simpler)
             elif skeleton.masters.get(path) != name:
                 arrays[name] = array
     floats = [name for name, array in arrays.items() if mx.issubdtype(array.dtype, mx.floating)]
@@ -429,7 +429,7 @@ def fill(skeleton: Skeleton) -> Decoder:
     for name, array in arrays.items():
         path, _, key = name.rpartition(".")
         modules[path][key] = array
-    check_packed(held, arrays, entries)
+    check_packed(matrices_of, arrays, entries)
     for path, matrix in matrices(model).items() if simpler else ():
         if matrix.is_packed:
             _simplified(model, path, matrix, simpler)

@@ -59,7 +59,7 @@ def _output_text(value: Any) -> Any:
 
 
 def _of_shell(part: Any) -> Any:
-    """What a shell command wrote and how it ended, as a part with a text."""
+    """The output of a shell command, and how it ended, as a part with a text."""
     if not isinstance(part, dict) or "stdout" not in part:
         return part
     outcome = part.get("outcome")

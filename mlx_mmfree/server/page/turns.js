@@ -162,7 +162,7 @@ export function unpacked(data) {
       const given = data.turns[number];
       const parent = given?.parent === -1 ? root : Number.isInteger(given?.parent) && made[given.parent];
       if (!parent || !["user", "assistant"].includes(given.role))
-        throw new Error(`its turn ${number + 1} has no place`);
+        throw new Error(`its turn ${number + 1} has no position`);
       return [...made, new Turn(parent, given.role, said(given))];
     }, []);
   turns.forEach((turn, number) => {

@@ -1,4 +1,4 @@
-"""Runs schedulers and tells what came of the requests."""
+"""Runs schedulers and returns the results of the requests."""
 
 import random
 from collections.abc import Sequence

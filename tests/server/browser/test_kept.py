@@ -142,9 +142,9 @@ def test_a_damaged_conversation_is_imported_or_refused(open_page: OpenPage, stor
 
     for parent in ("length", "map", 0.5, 7):
         bring(turns=[first, second | {"parent": parent}])
-        page.get_by_role("alert").get_by_text("its turn 2 has no place").wait_for()
+        page.get_by_role("alert").get_by_text("its turn 2 has no position").wait_for()
     bring(turns=[None])
-    page.get_by_role("alert").get_by_text("its turn 1 has no place").wait_for()
+    page.get_by_role("alert").get_by_text("its turn 1 has no position").wait_for()
     assert _titles(page) == ["What is a fox?"]
     bring(named=True, changed=1e300, chosen="length", turns=[first | {"chosen": "length"}, second])
     page.locator("#list .open", has_text="Damaged").click()

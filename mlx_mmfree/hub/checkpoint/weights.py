@@ -5,7 +5,7 @@ configuration is compared with the file before anything of its size is allocated
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         checkpoint = _renamed(checkpoint, newer)
         # a description may speak of single modules
         described = [
-            (
-                format,
-                {architecture.newer_name(name, shapes): each for name, each in description.items()},
-            )
-            if isinstance(description, Mapping)
-            else (format, description)
+            (format, _with_newer_keys(description, architecture.newer_name, shapes))
             for format, description in described
         ]
     tensors = checkpoint.tensors
@@ -172,6 +167,15 @@ def _renamed(checkpoint: Checkpoint, newer: Mapping[str, str]) -> Checkpoint:
             f"{_HINT}"
         )
     return replace(checkpoint, tensors=tensors)
+
+
+def _with_newer_keys(
+    description: Any, newer_name: Callable[[str, Collection[str]], str], names: Collection[str]
+) -> Any:
+    """A description whose keys may be modules, by the names that the architecture has for them now."""
+    if not isinstance(description, Mapping):
+        return description
+    return {newer_name(key, names): each for key, each in description.items()}
 
 
 def _lost_rotation(checkpoint: Checkpoint, signs: str) -> CheckpointError:

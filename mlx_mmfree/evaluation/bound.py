@@ -173,10 +173,11 @@ def decoding_bound(token: Certificate, of: Chip) -> Bound:
 
 
 def _slots(product: MatrixProduct) -> float:
-    """Slots of a product in a kernel that was counted."""
-    is_coded = product.storage.startswith("codes")
-    name = product.storage if is_coded else product.operation
-    return product.times * fewest_slots(name, product.inputs, product.outputs)
+    """Those of a product in a kernel that was counted."""
+    name = product.storage if product.storage.startswith("codes") else product.operation
+    if product.is_chosen and name == "codes of 2 bits":
+        name = "GatherAffineMatmul"
+    return product.times * fewest_slots(name, product.inputs, product.outputs, product.around)
 
 
 def prompt_bound(token: Certificate, of: Chip, length: int) -> Bound | None:

@@ -1,6 +1,7 @@
 """A conversation in which each turn reads only what the model has not read yet."""
 
 from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -19,6 +20,7 @@ from .prompts import check_text_length
 from .reader import PREFILL_STEP_SIZE, Progress, State
 from .sampling import LogitsProcessor, Sampler, greedy
 from .speculative import NUM_DRAFT_TOKENS, NgramDecoding, RepeatedText
+from .wired_memory import while_wired
 
 
 @dataclass(frozen=True)
@@ -221,11 +223,14 @@ class Chat:
         # its state is not known while a step runs
         idle: decode.Decoding | NgramDecoding | None = None
         try:
-            for response in decode.responses(decoding, completion, len(ids), start):
-                self._breakpoints = [asked]
-                idle = decoding
-                yield response
-                idle = None
+            steps = decode.responses(decoding, completion, len(ids), start)
+            # an answer that is left restores the limit at once
+            with closing(while_wired(steps, self._model)) as steps:
+                for response in steps:
+                    self._breakpoints = [asked]
+                    idle = decoding
+                    yield response
+                    idle = None
             idle = decoding
         finally:
             if completion.tokens:

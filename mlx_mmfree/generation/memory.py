@@ -13,12 +13,13 @@ from mlx.utils import tree_reduce
 from .. import ops
 from ..errors import MMFreeError
 from ..layers.matrix import matrices, matrix_of
+from ..layers.states import HELD_TAILS, TAIL_SLOTS
 from ..models import Decoder
-from ..ops.device import backend_report, forced_backend
+from ..ops.device import backend_report, forced_backend, runs_metal_kernels
 from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
 from ..platform.resident_memory import BYTES_PER_GB
-from .reader import PREFILL_STEP_SIZE
+from .reader import PREFILL_STEP_SIZE, fixed_state, with_tails
 from .states import blank_state
 from .wired_memory import MARGIN_BYTES, Setter, wired
 
@@ -86,15 +87,24 @@ def memory_need(
     widths = [width for block in model.blocks for width in _widths(block)]
     values = _COPIES_OF_WIDEST * max(widths, default=0) * batch_size * prefill_step_size
     values += _scores(model, batch_size, prefill_step_size, context_length) + _unpacked(model)
+    state = blank_state(model, batch_size, context_length)
     return MemoryNeed(
         weights_bytes=weights_bytes,
-        state_bytes=tree_reduce(
-            lambda total, array: total + array.nbytes,
-            blank_state(model, batch_size, context_length),
-            0,
-        ),
+        state_bytes=_nbytes(state) + (_tail_bytes(model, state) if runs_metal_kernels() else 0),
         activations_bytes=values * mx.float32.size,
     )
+
+
+def _nbytes(tree: Any) -> int:
+    return int(tree_reduce(lambda total, array: total + array.nbytes, tree, 0))
+
+
+def _tail_bytes(model: Decoder, state: tuple[Any, ...]) -> int:
+    """The tails of attention layers, in which a GPU keeps the last tokens."""
+    fixed, capacities = fixed_state(model, state, 1)
+    if not capacities:
+        return 0
+    return HELD_TAILS * (_nbytes(with_tails(model, fixed, TAIL_SLOTS)) - _nbytes(fixed))
 
 
 def _widths(block: nn.Module) -> list[int]:

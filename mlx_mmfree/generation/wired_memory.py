@@ -4,7 +4,7 @@ Only Metal has it. The limit is one of the process: the first who asks sets it, 
 longer needs it restores what was there before.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -57,7 +57,7 @@ def while_wired(
     *models: Decoder | None,
     device: DeviceInfo | None = None,
     set_wired: Setter = mx.set_wired_limit,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """The steps of a generation, with the memory of its models wired from the first to the last."""
     working_set = (device_info() if device is None else device).working_set_bytes
     if working_set is None:

@@ -116,6 +116,10 @@ TAIL_SLOTS = 64
 """The tokens after which those of a tail are written into the cache. A step writes so many rows for each
 layer, which is 1.6 % of what attention reads of 4,096, and waits for the one before once in so many."""
 
+HELD_TAILS = 3
+"""The tails of a layer that are in memory at once: what a step reads and writes, and what the next one
+writes, which is started meanwhile."""
+
 
 class DecodedStates:
     """How tokens are decoded: what draft models and the compiled step ask.

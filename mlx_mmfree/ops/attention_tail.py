@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .attention import attention
-from .attention.metal_step import MAX_DIMS, cores, one_token, parts_of
+from .attention.metal_step import MAX_DIMS, one_token, parts_of
 from .attention_step import Options, gated_result, token_heads, write_slots
 from .attention_step import check as check_step
 from .backend import self_check
 from .backend.dispatch import FLOATS, Backend, Example, Operation
+from .backend.gpu_cores import cores
 from .backend.gradient import with_reference_gradient
 from .backend.launch import SIMD_GROUP
 from .rotated_heads import Rotation

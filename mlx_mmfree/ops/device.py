@@ -15,7 +15,7 @@ from .backend.dispatch import use_plain_operations as use_plain_operations
 from .backend.gradient import with_reference_gradient as with_reference_gradient
 from .backend.gradient import without_gradients as without_gradients
 from .backend.kept_results import mlx_version as mlx_version
-from .backend.launch import MAX_GROUP_ROWS as MAX_GROUP_ROWS
+from .backend.launch import FEW_ROWS as FEW_ROWS
 from .backend.self_check import check_early as check_early
 
 

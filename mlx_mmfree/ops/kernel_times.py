@@ -16,7 +16,6 @@ from .backend import choice, dispatch, launch
 from .backend.dispatch import native_kernel, use_backend
 from .backend.self_check import kernel_fault, packed_pattern
 from .bit_linear import Projection, bit_linear
-from .bit_linear.metal_groups import OUTPUTS, OUTPUTS_PER_GROUP, SIMD_GROUPS
 from .linear_scan import linear_scan
 from .mlgru_step import mlgru_step
 from .norms import gated_rms_norm
@@ -24,12 +23,15 @@ from .rms_norm_quantize import rms_norm_quantize
 from .ternary import packed_width
 from .ternary_matmul import ternary_matmul
 
-# The grid, the rows of a SIMD group and the order of its loads are as in `bit_linear`.
+_SIMD_GROUPS, _ROWS_OF_A_GROUP = 8, 4
+_ROWS = _SIMD_GROUPS * _ROWS_OF_A_GROUP
+
+# Threadgroups and the order of loads are as in `bit_linear`, where a SIMD group has 4 outputs.
 _kernel = mx.fast.metal_kernel(
     name="plain_read",
     input_names=["words"],  # (N, W)
     output_names=["out"],  # one number for each SIMD group
-    header=f"constant constexpr int ROWS = {OUTPUTS_PER_GROUP};",
+    header=f"constant constexpr int ROWS = {_ROWS_OF_A_GROUP};",
     source="""
     const int rows = words_shape[0];
     const int width = words_shape[1];
@@ -72,13 +74,13 @@ def plain_read(words: mx.array) -> mx.array:
         float32, one number for each 4 rows: the sum over 32 lanes of the bits that are set in any of the
         words that the lane has read. Lane l reads words l, l + 32, ... of all 4 rows.
     """
-    threads = SIMD_GROUPS * _LANES
+    threads = _SIMD_GROUPS * _LANES
     (sums,) = launch.launch(
         _kernel,
         inputs=[words],
-        grid=(threads * -(-words.shape[0] // OUTPUTS), 1, 1),
+        grid=(threads * -(-words.shape[0] // _ROWS), 1, 1),
         threadgroup=(threads, 1, 1),
-        output_shapes=[(-(-words.shape[0] // OUTPUTS_PER_GROUP),)],
+        output_shapes=[(-(-words.shape[0] // _ROWS_OF_A_GROUP),)],
         output_dtypes=[mx.float32],
     )
     return sums
@@ -87,17 +89,17 @@ def plain_read(words: mx.array) -> mx.array:
 def plain_read_fault() -> str | None:
     """Why the kernel must not be used on the default device, or `None`."""
     # a second threadgroup, and more words than lanes
-    inputs = partial(packed_pattern, OUTPUTS + 2, _LANES + 1)
+    inputs = partial(packed_pattern, _ROWS + 2, _LANES + 1)
     return kernel_fault("plain_read", plain_read, _definition, lambda: [inputs()])
 
 
 def _definition(words: mx.array) -> mx.array:
     rows, width = words.shape
-    groups, steps = -(-rows // OUTPUTS_PER_GROUP), -(-width // _LANES)
-    padding = [(0, groups * OUTPUTS_PER_GROUP - rows), (0, steps * _LANES - width)]
-    lanes = mx.pad(words, padding).reshape(groups, OUTPUTS_PER_GROUP, steps, _LANES)
+    groups, steps = -(-rows // _ROWS_OF_A_GROUP), -(-width // _LANES)
+    padding = [(0, groups * _ROWS_OF_A_GROUP - rows), (0, steps * _LANES - width)]
+    lanes = mx.pad(words, padding).reshape(groups, _ROWS_OF_A_GROUP, steps, _LANES)
     found = mx.zeros((groups, _LANES), mx.uint32)
-    for row in range(OUTPUTS_PER_GROUP):
+    for row in range(_ROWS_OF_A_GROUP):
         for step in range(steps):
             found = mx.bitwise_or(found, lanes[:, row, step])
     return found.astype(mx.float32).sum(axis=-1)

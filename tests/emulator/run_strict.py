@@ -26,6 +26,7 @@ if __name__ == "__main__":
         "tests/ops/test_metal.py",
         "tests/ops/test_metal_fused.py",
         "tests/ops/test_metal_tiles.py",
+        "tests/ops/test_bit_linear_tuning.py",
         "tests/ops/test_split_inputs.py",
         "tests/ops/test_plain_read.py",
         "tests/ops/test_scan_of_gpus.py",

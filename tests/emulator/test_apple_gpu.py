@@ -3,8 +3,15 @@
 import pytest
 
 from mlx_mmfree.evaluation.kernel_slots import FILE
+from mlx_mmfree.ops.bit_linear.definition import Variant
+from mlx_mmfree.ops.bit_linear.metal_tuning import (
+    MOST_OUTPUTS,
+    MOST_OUTPUTS_OF_MORE_ROWS,
+    SIMD_GROUPS,
+    instructions,
+)
 from tests.emulator import apple_gpu, yardstick
-from tests.emulator.counts import codes, experts, products, widest
+from tests.emulator.counts import bit_linear, codes, experts, products, small_layers, widest
 from tests.emulator.yardstick import Row
 
 pytestmark = pytest.mark.slow
@@ -15,9 +22,11 @@ if reason := apple_gpu.unavailable():
 WHOLE = {
     "`bit_linear`, 1 row, 4 outputs": (2.8, 2.55),
     "`bit_linear`, 1 row, 8 outputs": (2.35, 2.2),
+    "`bit_linear`, 1 row, 10 outputs": (2.2, 2.1),
     "`bit_linear`, 2 rows, 8 outputs": (1.9, 1.8),
     "`bit_linear`, 3 rows, 4 outputs": (2.1, 1.9),
     "`bit_linear`, 4 rows, 4 outputs": (1.95, 1.8),
+    "`bit_linear`, 5 rows, 4 outputs": (1.9, 1.8),
     "`bit_linear`, 1 row, without halves, 4 outputs": (4.3, 4.1),
     "`ternary_matmul`, 1 row": (3.2,),
     "`ternary_matmul`, 4 rows": (2.1,),
@@ -99,6 +108,45 @@ def test_a_rotation_with_signs_takes_fewer_than_one_of_mlx_without(rows: dict[st
         assert rows[f"`hadamard_of_{kind}`"].loop <= most
 
 
+def test_small_matrices_keep_all_cores_busy() -> None:
+    by_name = {linear.name: linear for linear in small_layers.LAYER}
+    small = [by_name[name] for name in ("gates", "output", "down")]
+    # with the launches, of what it was with threadgroups of 8 SIMD groups of 4 or 8 outputs
+    assert small_layers.share(80, small) <= 0.75
+    for cores in small_layers.CORES:
+        for linear in small_layers.LAYER:
+            assert small_layers.share(cores, [linear]) <= 1, (linear.name, cores)
+
+
+def test_norm_and_codes_in_a_launch_of_their_own_would_take_longer() -> None:
+    for linear in small_layers.LAYER:
+        for cores in small_layers.CORES:
+            saved = small_layers.work(linear, cores).instructions
+            saved -= small_layers.work_without_norms(linear, cores)
+            most = small_layers.INSTRUCTIONS_OF_A_LAUNCH
+            # of the most threadgroups on the fewest cores, less than 5 % could be saved
+            if (linear.name, cores) == ("gate and up", 8):
+                most += 0.05 * small_layers.work(linear, cores).instructions
+            assert saved <= most, (linear.name, cores)
+
+
+@pytest.mark.parametrize("rows", range(1, 6))
+def test_texts_are_chosen_by_about_what_they_take(rows: int) -> None:
+    most = MOST_OUTPUTS.get(rows, MOST_OUTPUTS_OF_MORE_ROWS)
+    for options in (
+        bit_linear.options(),
+        bit_linear.options(has_norm=True, eps=1e-6),
+        bit_linear.options(gate="silu", eps=1e-6),
+    ):
+        for outputs in {1, most // 2, most}:
+            count = bit_linear.of(rows, outputs, options)
+            assert (count.code.stack, count.code.spills) == (0, 0)
+            assert count.code.threads >= 32 * max(SIMD_GROUPS)
+            for dims in (1024, 2560, 6912):
+                about = instructions(Variant.of(options), rows, dims, outputs, 8)
+                assert about == pytest.approx(count.of_a_threadgroup(dims), rel=0.08)
+
+
 def test_experts_take_as_many_as_one_matrix(rows: dict[str, Row]) -> None:
     assert rows["`gather_ternary_matmul`, 2 rows"].loop <= 1.75
     assert rows["`gather_affine_matmul`, 2 rows"].loop <= 2.15
@@ -166,7 +214,7 @@ def test_a_product_with_codes_without_halves_takes_fewer_than_that_of_mlx() -> N
 
 
 def test_the_package_holds_the_slots_of_its_kernels() -> None:
-    assert products.as_json(list(products.counted())) == FILE.read_text(encoding="utf-8")
+    assert products.as_json(products.counted()) == FILE.read_text(encoding="utf-8")
 
 
 # chunks of keys of 512 dims: at most so many spills and bytes

@@ -11,7 +11,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -21,10 +21,11 @@ import mlx.core as mx
 from mlx_mmfree.evaluation import kernel_slots
 from mlx_mmfree.ops import gated_delta_rule, use_backend
 from mlx_mmfree.ops.backend import launch
+from mlx_mmfree.ops.backend.gpu_cores import MAX_CORES, OTHER_CORES, ULTRA_CORES
 from mlx_mmfree.ops.backend.launch import generated_text
-from mlx_mmfree.ops.bit_linear import Options
+from mlx_mmfree.ops.bit_linear import Options, metal_tuning
 from mlx_mmfree.ops.bit_linear.definition import Variant
-from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning
+from mlx_mmfree.ops.bit_linear.metal_tuning import Tuning
 from mlx_mmfree.ops.inspection import kernel_texts
 from tests.emulator import apple_gpu, counts
 from tests.emulator.apple_gpu import Code
@@ -59,7 +60,7 @@ class Row:
 
 def rows() -> Iterator[Row]:
     """All rows of the table."""
-    for count, outputs in ((1, 4), (1, 8), (2, 8), (3, 4), (4, 4)):
+    for count, outputs in ((1, 4), (1, 8), (1, 10), (2, 8), (3, 4), (4, 4), (5, 4)):
         yield _bit_linear(f"`bit_linear`, {count} row{'s' * (count > 1)}", count, outputs)
     for name, options in (
         ("gate `silu`", bit_linear.options(gate="silu")),
@@ -334,10 +335,12 @@ def _code(texts: dict[str, str], part: str, threads: int, dtype: str = "") -> Co
     return apple_gpu.machine_code(name, text, (threads, 1, 1))
 
 
-def threadgroups(outputs: int) -> int:
-    """Those of one row's product with a matrix of so many outputs."""
-    tuning = Tuning.of(Variant.of(Options()), 1, WIDTHS[0], [outputs])
-    return -(-outputs // (SIMD_GROUPS * tuning.outputs))
+def threadgroups(outputs: int, cores: Sequence[int]) -> str:
+    """Those of a row's product with a matrix of so many outputs, on chips of such numbers of cores."""
+    with patch.object(metal_tuning, "cores", lambda: cores):
+        tuning = Tuning.of(Variant.of(Options()), 1, WIDTHS[0], [outputs])
+    count = metal_tuning.blocks([outputs], tuning.simd_groups * tuning.outputs)
+    return f"{count} of {tuning.simd_groups} x {tuning.outputs}"
 
 
 def table(found: list[Row]) -> str:
@@ -353,9 +356,18 @@ def table(found: list[Row]) -> str:
         registers = f"{code.stack}, {code.spills}"
         cells = [*whole[:2], f"{row.loop:.2f}", f"{row.slots:.2f}", f"{code.threads}", registers]
         lines.append(f"| {' | '.join([row.name, *cells, f'{code.bytes:,}'])} |")
-    with launch.recording():
-        groups = ", ".join(f"{threadgroups(n)} for {n} outputs" for n in (2048, 2560, 6912))
-    lines += ["", f"Threadgroups of one row's `bit_linear`, of 8 SIMD groups each: {groups}."]
+    sizes = (1024, 2560, 6912)
+    lines += [
+        "",
+        "Threadgroups of one row's `bit_linear` with 2560 inputs, as SIMD groups x outputs of each:",
+        "",
+        f"| GPU cores | {' | '.join(f'{size} outputs' for size in sizes)} |",
+        f"| --- |{' ---: |' * len(sizes)}",
+    ]
+    for cores in (OTHER_CORES, MAX_CORES, ULTRA_CORES):
+        with launch.recording():
+            cells = [threadgroups(size, cores) for size in sizes]
+        lines.append(f"| {' to '.join(map(str, cores))} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -381,7 +393,7 @@ def main() -> None:
         for report in reports():
             print(f"\n{report}", flush=True)
         return
-    kernel_slots.FILE.write_text(products.as_json(list(products.counted())), encoding="utf-8")
+    kernel_slots.FILE.write_text(products.as_json(products.counted()), encoding="utf-8")
     counted = f"{table(list(rows()))}\n\n{codes.report()}"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]

@@ -10,7 +10,7 @@ from mlx_mmfree.errors import UsageError
 from mlx_mmfree.evaluation import bound
 from mlx_mmfree.evaluation.audit import Certificate, certify
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
-from mlx_mmfree.evaluation.kernel_slots import KernelSlots, fewest_slots, kernel_slots
+from mlx_mmfree.evaluation.kernel_slots import Around, KernelSlots, counts, fewest_slots
 from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
@@ -96,9 +96,11 @@ def test_the_slowest_binds() -> None:
     read = weights * 2.25 / 8 + 36 * 2 * 64 * 2 * 8 * 128 * 2
     m1 = bound.decoding_bound(token, bound.chip("M1"))
     assert m1.seconds["bandwidth"] == pytest.approx(read / 68.25e9, rel=2e-3)
+    # what a step reads and writes, and what the next one writes meanwhile
+    assert token.on_metal.held_tails == 36 * 3 * (2 * 64 * 8 * 128 * 2)
     eight = next(
         kernel
-        for kernel in kernel_slots()
+        for kernel in counts().kernels
         if kernel.product == "codes of 2 bits" and kernel.outputs == 8
     )
     rounds = {4096: 4, 12288: 12}
@@ -117,16 +119,29 @@ def test_the_slowest_binds() -> None:
 
 
 def test_a_kernel_takes_whole_rounds_and_threadgroups() -> None:
-    kernel = KernelSlots(
-        "x", outputs=4, simd_groups=2, outside=100, each=0.5, rounds={512: 10, 4096: 7}
-    )
-    assert kernel.of_a_simd_group(513) == 100 + 256.5 + 2 * 10 + 7
+    kernel = KernelSlots("x", outputs=4, simd_groups=[2], outside=100, rounds={512: 10, 4096: 7})
+    own = 100 + 2 * 10 + 7
+    assert kernel.of_a_simd_group(513) == own
     # 9 outputs take two threadgroups
-    assert kernel.of_all_lanes(513, 9) == 2 * 2 * 32 * kernel.of_a_simd_group(513)
+    assert kernel.of_all_lanes(513, 9) == 2 * 2 * 32 * own
+    around = Around("codes", outside=5, each=0.25)
+    assert kernel.of_all_lanes(513, 9, around) == 2 * 32 * (2 * (own + 5) + 0.25 * 513)
+    # a larger one takes as many for outputs that it has not
+    larger = kernel._replace(simd_groups=[2, 4])
+    assert larger.of_all_lanes(513, 9) == 4 * 32 * own
+    assert larger.of_all_lanes(513, 17) == 6 * 32 * own
+
+
+def test_gates_and_norms_add_to_a_product() -> None:
+    plain, *more = (
+        fewest_slots("BitLinear", 2816, 1024, around)
+        for around in ("codes", "norm, codes", "norm, own norm, codes", "silu, own norm, codes")
+    )
+    assert all(1.01 * plain < each < 1.4 * plain for each in more)
 
 
 def test_products_that_were_not_counted_take_no_slots() -> None:
-    assert fewest_slots("codes of 4 bits", 4096, 4096) == 0
+    assert fewest_slots("codes of 3 bits", 4096, 4096) == 0
     assert fewest_slots("codes of 2 bits", 4096, 4096) > 2.2 * 4096**2
 
 
@@ -149,3 +164,24 @@ def test_names_of_chips() -> None:
     for wrong, meant in (("M9", "M5"), ("apple m2max", "M2 Max")):
         with pytest.raises(UsageError, match=rf"Did you mean '{meant}'\?"):
             bound.chip(wrong)
+
+
+@needs_graphs
+def test_products_of_a_token_are_those_of_their_kernels() -> None:
+    """What is around each product of a MatMul-free layer, and the kernels of experts."""
+    token = token_of("mmfreelm-370m", 1)
+    around = {each.path.rpartition(".")[2]: each.around for each in token.products}
+    assert around["input_proj"] == around["gate_up_proj"] == "norm, own norm, codes"
+    assert around["down_proj"] == "silu, own norm, codes"
+    assert all(each.around in {None, *counts().around} for each in token.products)
+    maple = token_of("maple-20b-a1b")
+    chosen = {each.operation for each in maple.products if each.is_chosen}
+    assert chosen == {"GatherTernaryMatmul"}
+    in_codes = certify(skeleton(MAPLE | {"quantization": {"group_size": 64, "bits": 2}}), 1)
+    expert = next(each for each in in_codes.products if each.is_chosen and each.outputs > 64)
+    assert expert.storage == "codes of 2 bits"
+    own = fewest_slots("GatherAffineMatmul", expert.inputs, expert.outputs)
+    assert bound._slots(expert) == expert.times * own > 0
+    # embedding and head in codes of 4 bits, left to MLX, take as much as its kernel
+    (head,) = (each for each in maple.products if each.storage == "codes of 4 bits")
+    assert bound._slots(head) > 4 * head.inputs * head.outputs

@@ -9,6 +9,7 @@ from mlx.utils import tree_flatten, tree_reduce
 from mlx_mmfree.generation import (
     batch_generate,
     keeps_key_values,
+    memory,
     memory_need,
     prefill,
     with_key_values,
@@ -110,7 +111,7 @@ def test_memory_of_the_state_is_counted(settings: dict[str, int], batch_size: in
     assert memory_need(model, 0).state_bytes < need.state_bytes
 
 
-def test_memory_of_a_published_size() -> None:
+def test_memory_of_a_published_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """BitNet 2B4T: 30 blocks, 5 heads of 128, keys and values."""
     config = llama.Config(
         vocab_size=64,
@@ -125,7 +126,13 @@ def test_memory_of_a_published_size() -> None:
     model.embed.weight = model.embed.weight.astype(mx.bfloat16)
     numbers = 30 * 2 * 5 * 128 * 4096
     positions = 30 * 4096 * 4
-    assert memory_need(model, 0, context_length=4096).state_bytes == 2 * numbers + positions
+    on_cpu = memory_need(model, 0, context_length=4096).state_bytes
+    assert on_cpu == 2 * numbers + positions
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "runs_metal_kernels", lambda: True)
+        on_metal = memory_need(model, 0, context_length=4096).state_bytes
+    # three tails of 64 tokens of 16 bits, with how many of them are used
+    assert on_metal - on_cpu == 3 * 30 * (2 * 2 * 5 * 128 * 64 + 4)
     small = with_key_values(model, kv_bits=4)
     # half a byte, and two bfloat16 for 64 numbers
     need = memory_need(small, 0, context_length=4096).state_bytes

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mlx_mmfree import demo, load
-from mlx_mmfree.generation import memory_limits, stream_generate, text
+from mlx_mmfree.generation import Chat, chat, memory_limits, stream_generate, text
 from mlx_mmfree.generation.wired_memory import MARGIN_BYTES, while_wired
 from tests.generation.test_memory import MAC, SERVER, Limit
 
@@ -72,8 +72,18 @@ def test_the_functions_of_the_package_do_so(model: object, monkeypatch: pytest.M
     def on_a_mac(steps: Iterator[object], *models: object) -> Iterator[object]:
         return while_wired(steps, *models, device=MAC, set_wired=limit)
 
-    monkeypatch.setattr(text, "while_wired", on_a_mac)
+    for module in (text, chat):
+        monkeypatch.setattr(module, "while_wired", on_a_mac)
     _, tokenizer = load(demo.path())
+    conversation = Chat(model, tokenizer, max_tokens=3)
+    for _ in conversation.answer("Once upon"):
+        assert limit.value != 5
+    assert limit.value == 5
+    answer = conversation.answer("a time")
+    next(answer)
+    assert limit.value != 5
+    answer.close()
+    assert limit.value == 5
     for _ in stream_generate(model, tokenizer, "Once upon", max_tokens=2):
         assert limit.value != 5
     assert limit.value == 5

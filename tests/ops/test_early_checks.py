@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.evaluation.audit.first_token import first_token_texts
 from mlx_mmfree.generation import generate_tokens, reader
 from mlx_mmfree.hub import load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import load as opened_model
@@ -17,8 +18,12 @@ from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import find
 from mlx_mmfree.models.parts.architecture import known_model_types
 from mlx_mmfree.ops import ternary_matmul, use_backend
-from mlx_mmfree.ops.backend import dispatch, self_check
+from mlx_mmfree.ops.backend import dispatch, launch, self_check
 from tests.emulator.emulator import Emulator
+from tests.evaluation.audit_models import needs_graphs
+
+# what no emulator stands in for
+LAUNCH = launch.launch
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -30,7 +35,7 @@ SMALL: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 # what a chat has compiled while weights load: a second's work, at about 70 ms a text
-TEXTS = {"hgrn_bit": 15, "bitnet": 9}
+TEXTS = {"hgrn_bit": 17, "bitnet": 11}
 X, WEIGHT = mx.ones((2, 32)), mx.full((4, 2), 0x55555555, mx.uint32)
 
 
@@ -76,17 +81,45 @@ def test_a_chat_checks_what_it_uses(
     texts = {record.kernel for record in device.records}
     assert len(texts) == TEXTS[model_type]
     traffic = [(*record.loaded.values(), *record.stored.values()) for record in device.records]
-    assert sum(map(sum, traffic)) < 4_000_000
-    assert rows_of_checks() == {1, 4}
+    assert sum(map(sum, traffic)) < 5_500_000
+    assert rows_of_checks() == {1, 5}
     assert set(self_check.checked_kernels().values()) == {None}
     # of the dtype that the model has when it is loaded
     assert not any("x=float32" in name for name in early)
     # the emulator computes at once, which MLX does not allow while it traces
     monkeypatch.setattr(reader, "compiled", lambda function: function)
-    # the last token of the prompt is read alone, and 31 of it in groups of 4
+    # the last token of the prompt is read alone, and 31 of it in groups of 5
     assert len(list(generate_tokens(model, range(1, 33), max_tokens=3))) == 3
     assert set(self_check.checked_kernels()) == early
     assert {record.kernel for record in device.records} == texts
+
+
+@needs_graphs
+@pytest.mark.metal
+@pytest.mark.parametrize("model_type", ["hgrn_bit", "bitnet", "qwen3_5_text"])
+def test_a_first_token_waits_for_no_text_but_those_that_are_listed_and_used(
+    emulated: Emulator, model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is that of `mmfree doctor --model`."""
+    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    config = SMALL if model_type in TEXTS else find(model_type).tiny | heads
+    monkeypatch.setattr(opened_model, "on_cpu", lambda: False)
+    folder = checkpoint(tmp_path / "model", model_type, config)
+    model = load_model(folder, dtype=mx.float16)
+    wait()
+    opened = opened_model.OpenedModel(open_checkpoint(folder), dtype=mx.float16).without_values()
+    with monkeypatch.context() as without_a_gpu:
+        without_a_gpu.setattr(launch, "launch", LAUNCH)
+        listed = set().union(*first_token_texts(opened, 64))
+    # a check is the only use of this one
+    checks = {name for name in listed if "half_denormals" in name}
+    monkeypatch.setattr(self_check, "kernel_fault", lambda *_, **__: None)
+    monkeypatch.setattr(reader, "compiled", lambda function: function)
+    emulated.records.clear()
+    # the last token of the prompt is read alone
+    prompt = [1 + n % 40 for n in range(65)]
+    assert len(list(generate_tokens(model, prompt, max_tokens=2))) == 2
+    assert {record.kernel for record in emulated.records} == listed - checks
 
 
 @pytest.mark.sample(1, of="model_type")

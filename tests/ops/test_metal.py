@@ -268,7 +268,7 @@ def test_decoding_reads_each_packed_word_once(emulated: Emulator, rows: int, dim
     assert record.stored == {"out": rows * 33 * 4}
 
 
-@pytest.mark.parametrize(("rows", "groups"), [(4, 1), (8, 2), (9, 3), (17, 5), (48, 12)])
+@pytest.mark.parametrize(("rows", "groups"), [(5, 1), (8, 2), (9, 2), (17, 4), (48, 10)])
 def test_some_rows_are_computed_in_groups(emulated: Emulator, rows: int, groups: int) -> None:
     check_code_sums(rows, 100, 32, mx.float32)
     assert emulated.records[-1].loaded["weight"] == groups * 32 * 7 * 4

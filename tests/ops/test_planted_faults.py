@@ -243,13 +243,10 @@ FAULTS: dict[str, Fault] = {
     "fused without halves: upper places": Fault(
         fused_flushing, "under_exponent(word, 8)", "under_exponent(word, 0)", 0
     ),
-    "fused wide: outputs beyond the last": Fault(fused_wide, "&& output < outputs", "", 0),
     "fused wide: result of another output": Fault(
         fused_wide, "OUTPUTS * r + n", "4 * r + n % 4", 0
     ),
-    "fused: words beyond the last": Fault(
-        fused_sums, "min(first + n, outputs - 1)", "first + n", 0
-    ),
+    "fused: words beyond the last": Fault(fused_sums, "min(own, outputs - OUTPUTS)", "own", 0),
     "fused: rows beyond the last": Fault(fused_groups, "row < rows &&", "row <= rows &&", 0),
     "fused: inputs beyond the last row": Fault(
         fused_groups,
@@ -268,10 +265,11 @@ FAULTS: dict[str, Fault] = {
     "fused: inputs of the first slab": Fault(fused_sums, "16 * first_word + at", "at", 0),
     "fused: barrier before products": Fault(fused_sums, BARRIER, "", 1),
     "fused: barrier after products": Fault(fused_sums, BARRIER, "", 2),
-    "fused: outputs beyond the last": Fault(fused_sums, "&& output < outputs", "", 0),
     "fused: lanes not summed": Fault(fused_sums, "sum = simd_sum(sum);", "", 0),
-    "fused: wrong matrix": Fault(fused_sums, "block >= (outputs", "block > (outputs", 0),
-    "fused: outputs of matrices before": Fault(fused_sums, "before += outputs", "before += 32", 0),
+    "fused: wrong matrix": Fault(fused_sums, ".x >= static_cast", ".x > static_cast", 0),
+    "fused: outputs of matrices before": Fault(
+        fused_sums, "before = weight0", "before = 32 + 0 * weight0", 0
+    ),
     "fused: scale of another output": Fault(
         fused_sums, "[0] == 1 ? 0 : output", "[0] == 1 ? 0 : 0", 1
     ),
@@ -283,15 +281,20 @@ FAULTS: dict[str, Fault] = {
     "fused: scale of codes": Fault(fused_codes, "127.0f /", "128.0f /", 0),
     "fused: largest without own norm": Fault(
         fused_codes,
-        "abs(normed * weight_of_own)",
-        "abs(normed)",
+        "weighted = normed * weight_of_own",
+        "weighted = normed",
         0,
     ),
     "fused: first norm": Fault(
         fused_codes, "factors[row] = precise", "const float unused = precise", 0
     ),
     "fused: norm weight": Fault(fused_codes, "NORM && inside ?", "false ?", 0),
-    "fused: own norm of another matrix": Fault(fused_codes, "(own_norm0 +", "(own_norm1 +", 1),
+    "fused: own norm of another matrix": Fault(
+        fused_codes, "own_norm = own_norm1;", "own_norm = own_norm0;", 0
+    ),
+    "fused: codes without their scale": Fault(
+        fused_codes, "factors[row] *= code_scales[row];", "", 0
+    ),
     "fused: squares of another norm": Fault(
         fused_codes,
         "found[0] = squares[row]",
@@ -328,11 +331,11 @@ FAULTS: dict[str, Fault] = {
         tiles, "row < rows && output < outputs", "row < rows", 0
     ),
     "tiles: rows beyond the last": Fault(tiles, "row < rows && output", "row <= rows && output", 0),
-    "tiles: wrong matrix": Fault(tiles, "block >= (outputs", "block > (outputs", 0),
-    "tiles: blocks of the first matrix": Fault(
-        tiles, "block -= (outputs", "block -= 0 * (outputs", 0
+    "tiles: wrong matrix": Fault(tiles, ".x >= static_cast", ".x > static_cast", 0),
+    "tiles: blocks of the first matrix": Fault(tiles, "first_block = end1", "first_block = 0", 0),
+    "tiles: outputs of matrices before": Fault(
+        tiles, "before = weight0", "before = 32 + 0 * weight0", 0
     ),
-    "tiles: outputs of matrices before": Fault(tiles, "before += outputs", "before += 32", 0),
     "tiles: scale of another matrix": Fault(tiles, "scale0[", "scale1[", 0),
     "tiles: scale of another output": Fault(tiles, "[0] == 1 ? 0 : output", "[0] == 1 ? 0 : 0", 1),
     "tiles: residual of another row": Fault(tiles, "residual[at]", "residual[output]", 0),
@@ -353,7 +356,7 @@ FAULTS: dict[str, Fault] = {
         0,
     ),
     "many codes: largest without own norm": Fault(many_codes, "? normed * ", "? normed + 0 * ", 0),
-    "many codes: own norm of another matrix": Fault(many_codes, "(own_norm0 +", "(own_norm1 +", 1),
+    "many codes: own norm of another matrix": Fault(many_codes, "own_norm0[k]", "own_norm1[k]", 1),
     "many codes: epsilon of another norm": Fault(many_codes, "epsilons[1]", "epsilons[0]", 0),
     "many codes: squares of another norm": Fault(
         many_codes,

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ...layers.attention.key_values import GROWTH_STEP, TailedKeyValueState
 from ...layers.merged import merge_projections
-from ...layers.states import TAIL_SLOTS
+from ...layers.states import HELD_TAILS, TAIL_SLOTS
 from ...models import Decoder
 from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.graph import dispatches
@@ -65,12 +65,14 @@ class MetalStep:
             step reads and writes anew, and its share of what writes them into the caches.
         growth: Bytes that are moved because caches grow, a step's share.
         caches: Bytes of the keys and values of each attention layer, with all their slots.
+        held_tails: Bytes of the tails that are in memory at once.
     """
 
     operations: Sequence[MetalOperation]
     tails: int
     growth: int
     caches: Sequence[int]
+    held_tails: int = 0
 
     def command_buffers(self, limit: int = BUFFER_LIMIT) -> int:
         """How many there are, the last one full or not."""
@@ -155,13 +157,14 @@ def _operation(recording: Recording, number: int) -> MetalOperation:
     return MetalOperation(count, elements, of_state, writes_into)
 
 
-def _of_caches(state: Any) -> tuple[int, int, list[int]]:
-    """A step's share of the bytes that tails and growing take, and the bytes of each cache."""
-    tails, caches = 0, []
+def _of_caches(state: Any) -> tuple[int, int, list[int], int]:
+    """A step's share of the bytes that tails and growing take, and the bytes of caches and of tails."""
+    tails, held, caches = 0, 0, []
     for each in state:
         if isinstance(each, TailedKeyValueState):
             tail = each.tail.keys.nbytes + each.tail.values.nbytes
             # a full tail is read and written once for as many tokens as it has slots
             tails += 2 * tail + 2 * tail // TAIL_SLOTS
+            held += HELD_TAILS * tail
             caches.append(each.keys.nbytes + each.values.nbytes)
-    return tails, 2 * sum(caches) // GROWTH_STEP, caches
+    return tails, 2 * sum(caches) // GROWTH_STEP, caches, held

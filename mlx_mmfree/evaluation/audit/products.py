@@ -34,6 +34,8 @@ class MatrixProduct(NamedTuple):
         work: What it takes.
         matrix_bytes: Bytes of the matrix; 0 for activations.
         is_stored: The matrix is read as the model stores it, and not made for each token.
+        around: The gate and norms before it in the same operation; `None` if it takes its input as is.
+        is_chosen: The token chooses the matrix from several.
     """
 
     path: str
@@ -47,6 +49,8 @@ class MatrixProduct(NamedTuple):
     work: Work
     matrix_bytes: int
     is_stored: bool
+    around: str | None = None
+    is_chosen: bool = False
 
     @property
     def macs(self) -> int:
@@ -85,6 +89,8 @@ def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> li
                 product.work,
                 0 if matrix is None else recording.bytes_of(matrix),
                 matrix is not None and recording.is_weight(recording.origin(matrix)),
+                product.around,
+                matrix is not None and recording.graph.arrays[matrix].ndim > 2,
             )
         )
     return found

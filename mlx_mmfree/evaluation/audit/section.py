@@ -78,6 +78,7 @@ def counts(certificate: Certificate) -> Rows:
         ("bytes of state read and written", f"{traffic.state_read + traffic.state_written:,}"),
         ("bytes between operations", f"{traffic.near:,}"),
         ("bytes of the state, with its capacity", f"{certificate.state_bytes:,}"),
+        ("bytes of tails beside it on Metal", f"{certificate.on_metal.held_tails:,}"),
         (
             "launches on a CPU",
             f"{launches['cpu_kernels']:,} kernels and {launches['cpu_mlx']:,} of MLX",

@@ -26,7 +26,7 @@ from ...layers.merged import merge_projections
 from ...layers.states import TAIL_SLOTS
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
-from ...ops.device import FLOATS, MAX_GROUP_ROWS, check_early, on_cpu
+from ...ops.device import FEW_ROWS, FLOATS, check_early, on_cpu
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import (
     PairTokenizer,
@@ -255,7 +255,7 @@ class OpenedModel:
         model.predictions(mx.zeros((1, 1), mx.int32))
         # a prompt needs no logits but the last
         read = model.hidden if isinstance(model, models.Decoder) else model.predictions
-        read(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
+        read(mx.zeros((1, FEW_ROWS), mx.int32))
         for state in _decoded_states(model) if isinstance(model, models.Decoder) else ():
             model.hidden(mx.zeros((1, 1), mx.int32), state)
 

@@ -7,7 +7,6 @@ an update of it would copy while the step before is still computed.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -23,9 +22,6 @@ SIMD_GROUPS = 16
 """Those of a threadgroup."""
 
 _FEW_SLOTS, _MANY_SLOTS = 512, 4096
-_CORES = {"s": (40,), "d": (80,)}
-"""The GPU cores of chips by the last letter of what MLX calls their architecture: Max and Ultra."""
-_CORES_OF_OTHERS = (8, 20)
 _UNEVEN = 1.25
 
 
@@ -47,13 +43,6 @@ def parts_of(heads: int, slots: int, cores: Sequence[int]) -> int:
         for parts in count(1)
         if all(-(-heads * parts // n) * n <= _UNEVEN * heads * parts for n in cores)
     )
-
-
-@cache
-def cores() -> Sequence[int]:
-    """The GPU cores that chips of this one's kind have."""
-    architecture = str(mx.device_info().get("architecture", ""))
-    return _CORES.get(architecture[-1:], _CORES_OF_OTHERS)
 
 
 _FUNCTIONS = """

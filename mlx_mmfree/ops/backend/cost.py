@@ -50,6 +50,7 @@ class Product(NamedTuple):
             depends on weights alone is the matrix.
         is_ternary: The operation takes packed trits, and nothing else.
         work: What the product takes, which is part of the operation's work.
+        around: The gate and norms before it in the same operation; `None` if it takes its input as is.
     """
 
     inputs: int
@@ -59,6 +60,7 @@ class Product(NamedTuple):
     operands: tuple[int, ...]
     is_ternary: bool
     work: Work
+    around: str | None = None
 
 
 @dataclass(frozen=True)

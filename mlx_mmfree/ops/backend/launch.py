@@ -11,7 +11,7 @@ import mlx.core as mx
 SIMD_GROUP = 32
 """The number of lanes of a SIMD group."""
 
-MAX_GROUP_ROWS = 4
+MAX_GROUP_ROWS = 5
 """The most rows for which a kernel reads each packed word once. More need so many registers that fewer
 threads run, and take about as many instructions a row."""
 

@@ -154,6 +154,12 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
     return [reference(x, projections, given)]
 
 
+def around_product(gate: Activation | None, has_norm: bool, has_own_norm: bool) -> str:
+    """What is around products of codes, for `backend.cost.Product`."""
+    norms = ["norm"] * has_norm + ["own norm"] * has_own_norm
+    return ", ".join([*([gate] if gate else []), *norms, "codes"])
+
+
 def _cost(call: Call) -> Cost:
     x, norm, residual, *rest = call.arguments
     eps, _, has_codes, gate, norm_eps = call.options
@@ -165,6 +171,9 @@ def _cost(call: Call) -> Cost:
         total += norm_work(rows, dims, norm is not None)
     if has_codes and eps is None:
         total += codes_work(rows, dims)
+    around = None
+    if has_codes:
+        around = around_product(gate or None, norm_eps is not None, eps is not None)
     products = []
     for n in range(0, len(rest), 3):
         weight, scale, _ = rest[n : n + 3]
@@ -173,7 +182,7 @@ def _cost(call: Call) -> Cost:
             total += codes_work(rows, dims) if has_codes else work()
         place: Any = call.places[3 + n]
         own = ternary_product(rows, dims, weight, (place,), has_codes=has_codes)
-        products.append(own)
+        products.append(own._replace(around=around))
         # the scale of the matrix over the codes' scale, then times the sums
         total += own.work + work(multiply=rows * weight.shape[0])
         total += work(other=rows * scale.size) if has_codes else work()

@@ -20,8 +20,9 @@ from ..ternary import packed_width
 from ..ternary_matmul.definition import is_exact
 from ..ternary_matmul.metal import GROUPS, MOST_TIMED_ROWS, SPLIT, TILES, way_of_product
 from .definition import Options, Projection, Variant, defined, with_dense_gradient
-from .metal_groups import GATES, MAX_MATRICES, SIMD_GROUPS, Tuning, in_groups, slab_words
+from .metal_groups import GATES, MAX_MATRICES, in_groups
 from .metal_tiles import in_split_tiles, in_tiles
+from .metal_tuning import Tuning, slab_words
 
 # smaller arrays lie in another address space than the others
 MIN_WORDS = 8
@@ -42,6 +43,8 @@ def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Optio
     own_norms = [projection.norm for projection in projections]
     if reason := not_floats(x, options.norm, options.residual, *own_norms):
         return reason
+    if len({norm.dtype for norm in own_norms if norm is not None}) > 1:
+        return "norms of projections have several dtypes"
     return _fault(_way(x, projections, options), x, projections, options)
 
 
@@ -146,11 +149,10 @@ def _fault_of_kernel(
         ("own_norm", own_norm),
     ):
         dtypes[name] = None if array is None else array.dtype
-    others = range(5, 4 + matrices)
     run = partial(product, variant)
     if tuning is None:
         # a second tile in each direction, and more than one step of each part
-        rows, dims, outputs = 65, 9 * launch.SIMD_GROUP - 3, (65, *others)
+        rows, dims, outputs = 65, 9 * launch.SIMD_GROUP - 3, (65, *range(5, 4 + matrices))
         selected: dict[str, Any] = {"rows": rows}
     else:
         run = partial(run, tuning=tuning)
@@ -159,7 +161,10 @@ def _fault_of_kernel(
             tuning.rows,
             16 * slab_words(variant, tuning.rows) + 48 - 7 * (not tuning.is_whole),
         )
-        outputs = (SIMD_GROUPS * tuning.outputs + 1, *others)
+        own = tuning.outputs
+        # no array of fewer than 8 numbers, which would have another text
+        first = max(tuning.simd_groups * own, 7) + 1
+        outputs = (first, *range(own, own + matrices - 1))
         selected = tuning._asdict()
     return self_check.kernel_fault(
         _KERNELS[product],

@@ -1,23 +1,22 @@
 """`bit_linear` on Metal for some tens of rows, in one launch.
 
-A threadgroup computes 32 outputs of one matrix for a group of rows. It first finds the statistics of
-the rows, then computes the activations of a slab of inputs at a time into threadgroup memory, where
-its SIMD groups multiply them. Each packed word is read once for a group of rows. Each threadgroup reads
-`x` and the norms twice, once for the statistics and once for the activations.
+A threadgroup computes some outputs of one matrix for a group of rows, see `metal_tuning`. It first finds
+the statistics of the rows, then computes the activations of a slab of inputs at a time into threadgroup
+memory, where its SIMD groups multiply them. Each packed word is read once for a group of rows. Each
+threadgroup reads `x` and the norms twice, once for the statistics and once for the activations.
 """
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from ..activations import Activation
 from ..backend import launch
-from ..backend.metal_functions import PAIRS, QUANTIZE, SIGMOID, TERNARY, keeps_half_denormals
-from ..ternary import CODES_PER_WORD
-from ..ternary_matmul.definition import MOST_CODES
+from ..backend.metal_functions import PAIRS, QUANTIZE, SIGMOID, TERNARY
 from .definition import Variant
+from .metal_tuning import Tuning, blocks, slab_words
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "relu2": 2, "relu": 3}
 """The gates that the kernels compute."""
@@ -56,35 +55,47 @@ def input_of_row(start: str) -> str:
     return f"gated<GATE>(static_cast<float>((x + ({start}))[k]), {up})"
 
 
-def choice_of_matrix(matrices: int, outputs_of_block: int | str, integer: str) -> str:
+def choice_of_matrix(
+    matrices: int, outputs_of_block: int | str, integer: str, of_each: Sequence[str] = ()
+) -> str:
     """Sets the matrix of a threadgroup, `chosen`, and the `block` of its outputs.
 
     A matrix has inputs of its own, named with its number. `outputs` and `weights` are the chosen one's,
     and `before` counts the outputs of the matrices before it. Numbers are of type `integer`, and
-    `outputs_of_block` is a number or the name of one.
+    `outputs_of_block` is a number or the name of one. Inputs `of_each` matrix must have one type; the
+    chosen one's has the name without a number.
     """
-    first = f"""{integer} block = threadgroup_position_in_grid.x;
-    int chosen = 0;
-    {integer} before = 0;
-    {integer} outputs = weight0_shape[0];
-    const device uint* weights = weight0;  // (outputs, words)"""
-    others = (
-        f"""
-    if (chosen == {n - 1} && block >= {_blocks(outputs_of_block)}) {{
-        block -= {_blocks(outputs_of_block)};
-        before += outputs;
-        chosen = {n};
-        outputs = weight{n}_shape[0];
-        weights = weight{n};
-    }}"""
-        for n in range(1, matrices)
-    )
-    return "".join([first, *others])
+    lines = [
+        f"{integer} chosen = 0;",
+        f"{integer} before = 0;",
+        f"{integer} first_block = 0;",
+        f"{integer} outputs = weight0_shape[0];",
+        "const device uint* weights = weight0;  // (outputs, words)",
+        *(f"auto {name} = {name}0;" for name in of_each),
+    ]
+    for n in range(1, matrices):
+        outputs = f"static_cast<{integer}>(weight{n - 1}_shape[0])"
+        blocks = f"({outputs} + {outputs_of_block} - 1) / {outputs_of_block}"
+        earlier = f"end{n - 1} + " if n > 1 else ""
+        # ends are the same for all threads, so that they are computed once
+        lines += [
+            f"const {integer} end{n} = {earlier}{blocks};",
+            f"if (threadgroup_position_in_grid.x >= static_cast<uint>(end{n})) {{",
+            f"    chosen = {n};",
+            f"    before = {' + '.join(f'weight{k}_shape[0]' for k in range(n))};",
+            f"    first_block = end{n};",
+            f"    outputs = weight{n}_shape[0];",
+            f"    weights = weight{n};",
+            *(f"    {name} = {name}{n};" for name in of_each),
+            "}",
+        ]
+    lines.append(f"const {integer} block = threadgroup_position_in_grid.x - first_block;")
+    return "\n    ".join(lines)
 
 
-def weight_of_own_norm(matrices: int, start: str = "0") -> str:
-    """Weight `k` of the norm of the chosen matrix, from the one at `start` on."""
-    return _chosen([f"(own_norm{n} + {start})[k]" for n in range(matrices)])
+def weight_of_own_norm(matrices: int) -> str:
+    """Weight `k` of the norm of the chosen matrix."""
+    return _chosen([f"own_norm{n}[k]" for n in range(matrices)])
 
 
 def scale_of_output(matrices: int) -> str:
@@ -97,36 +108,16 @@ def all_outputs(matrices: int) -> str:
     return f"({' + '.join(f'weight{n}_shape[0]' for n in range(matrices))})"
 
 
-def _blocks(outputs_of_block: int | str) -> str:
-    return f"(outputs + {outputs_of_block} - 1) / {outputs_of_block}"
-
-
 def _chosen(values: list[str]) -> str:
     chain = [f"chosen == {n} ? static_cast<float>({value})" for n, value in enumerate(values[:-1])]
     return f"({' : '.join([*chain, f'static_cast<float>({values[-1]})'])})"
 
-
-SIMD_GROUPS = 8
-OUTPUTS_PER_GROUP = 4
-OUTPUTS = SIMD_GROUPS * OUTPUTS_PER_GROUP
-"""Outputs of a threadgroup."""
-
-MANY_OUTPUTS = 8
-"""Outputs of a SIMD group where enough are left to fill a GPU: they take fewer instructions a weight."""
-
-MOST_ROWS_OF_MANY = 2
-"""The most rows with whose sums so many outputs do not take up the registers of other threads."""
-
-FILLING_THREADGROUPS = 64
-"""How many threadgroups are taken to fill a GPU: as many SIMD groups as the tiles of
-`ternary_matmul.metal`."""
 
 _HEADER = f"""
     {TERNARY}
     {PAIRS}
     {GATED}
     {QUANTIZE}
-    constant constexpr int SIMD_GROUPS = {SIMD_GROUPS};
     // activations in threadgroup memory; halves hold codes exactly, in units of codes too
     template <bool QUANTIZED> struct InputsOf {{ typedef float One; typedef float4 Four; }};
     template <> struct InputsOf<true> {{ typedef half One; typedef half4 Four; }};
@@ -152,20 +143,19 @@ _SOURCE = """
     const int group = simdgroup_index_in_threadgroup;
 
     <choice of the matrix>
-    const int first = OUTPUTS * (SIMD_GROUPS * block + group);
+    const int own = OUTPUTS * (SIMD_GROUPS * block + group);
+    // the last ones compute some outputs of those before them again, and store only their own
+    const int first = min(own, outputs - OUTPUTS);
     const int first_row = ROWS * threadgroup_position_in_grid.y;
 
-    // places behind the last row or output compute what the last one does, and store nothing
+    // rows behind the last one compute what it does, and store nothing
     int input_line[ROWS];
-    int word_line[OUTPUTS];
     #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
         input_line[row] = min(first_row + row, rows - 1) * width;
     }
-    #pragma clang loop unroll(full)
-    for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(first + n, outputs - 1) * words;
 
-    float factors[ROWS];  // of both norms
+    float factors[ROWS];  // of both norms, and of codes
     float code_scales[ROWS];
     #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
@@ -194,7 +184,9 @@ _SOURCE = """
                     const float normed = value * weight_of_norm;
                     if (NORM) squares[row] += value * value;
                     if (OWN_NORM) normed_squares[row] += normed * normed;
-                    if (QUANTIZED) largest[row] = max(largest[row], abs(normed * weight_of_own));
+                    const float weighted = normed * weight_of_own;
+                    // with its sign, which takes one instruction less than its size
+                    if (QUANTIZED && abs(weighted) > abs(largest[row])) largest[row] = weighted;
                 }
             }
         }
@@ -203,7 +195,7 @@ _SOURCE = """
             threadgroup float* found = statistics + 3 * row * SIMD_GROUPS + group;
             if (NORM) squares[row] = simd_sum(squares[row]);
             if (OWN_NORM) normed_squares[row] = simd_sum(normed_squares[row]);
-            if (QUANTIZED) largest[row] = simd_max(largest[row]);
+            if (QUANTIZED) largest[row] = simd_max(abs(largest[row]));
             if (lane == 0) {
                 if (NORM) found[0] = squares[row];
                 if (OWN_NORM) found[SIMD_GROUPS] = normed_squares[row];
@@ -230,6 +222,7 @@ _SOURCE = """
             }
             if (QUANTIZED) {
                 code_scales[row] = scale_of_codes(simd_max(found[2 * SIMD_GROUPS]) * factors[row]);
+                factors[row] *= code_scales[row];
             }
         }
     }
@@ -242,7 +235,8 @@ _SOURCE = """
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) sums[row][n] = float2(0.0f);
     }
-    for (int first_word = 0; first_word < used_words; first_word += SLAB) {
+    int first_word = 0;
+    do {
         const int filled = min(SLAB, used_words - first_word);
         for (uint at = 4 * index; at < 16u * filled; at += 4 * THREADS) {
             const int start = 16 * first_word + at;
@@ -259,7 +253,7 @@ _SOURCE = """
                         value = <input k of a row> * weight_of_norm;
                         value *= weight_of_own * factors[row];
                         // the largest one becomes 127, so that none need be clipped
-                        if (QUANTIZED) value = rounded(value * code_scales[row], HALF_AWAY);
+                        if (QUANTIZED) value = rounded(value, HALF_AWAY);
                     }
                     if (HALVES) {
                         totals[row] += value;
@@ -276,11 +270,11 @@ _SOURCE = """
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // a SIMD group without outputs has only activations to compute
-        for (int word = first < outputs ? lane : filled; word < filled; word += 32) {
+        for (int word = own < outputs ? lane : filled; word < filled; word += 32) {
             uint2 packed[OUTPUTS];
             #pragma clang loop unroll(full)
             for (int n = 0; n < OUTPUTS; n++) {
-                packed[n] = shifts_of<HALVES>(weights[word_line[n] + first_word + word]);
+                packed[n] = shifts_of<HALVES>(weights[(first + n) * words + first_word + word]);
             }
             #pragma clang loop unroll(full)
             for (int four = 0; four < 2; four++) {
@@ -310,7 +304,8 @@ _SOURCE = """
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+        first_word += SLAB;
+    } while (first_word < used_words);
     if (HALVES) {
         // codes are trits plus 1: the sum of all inputs is too much
         #pragma clang loop unroll(full)
@@ -326,8 +321,9 @@ _SOURCE = """
         }
     }
     // each lane stores one of the results
-    const int row = lane / OUTPUTS;
-    const int output = first + lane % OUTPUTS;
+    const int row = ROWS == 1 ? 0 : lane / OUTPUTS;
+    const int place = lane - OUTPUTS * row;
+    const int output = first + place;
     float result = 0;
     float code_scale = 1;
     #pragma clang loop unroll(full)
@@ -341,8 +337,8 @@ _SOURCE = """
             if (lane == OUTPUTS * r + n) result = sum;
         }
     }
-    if (row < ROWS && first_row + row < rows && output < outputs) {
-        const size_t at = static_cast<size_t>(first_row + row) * <all outputs> + before + output;
+    if (lane < ROWS * OUTPUTS && first_row + row < rows && output >= own) {
+        const int at = (first_row + row) * <all outputs> + before + output;
         result *= <scale of the output> / code_scale;
         if (RESIDUAL) result += static_cast<float>(residual[at]);
         out[at] = static_cast<T>(result);
@@ -352,12 +348,12 @@ _SOURCE = """
 
 def _kernel(matrices: int) -> Any:
     """The kernel for a number of matrices. Each has inputs of its own, chosen by threadgroup."""
-    choice = choice_of_matrix(matrices, "(OUTPUTS * SIMD_GROUPS)", "int")
+    choice = choice_of_matrix(matrices, "(OUTPUTS * SIMD_GROUPS)", "int", ["own_norm"])
     source = _SOURCE.replace("<choice of the matrix>", choice)
     for name, text in {
         "<input k of a row>": input_of_row("input_line[row] + start"),
         "<norm[k]>": "static_cast<float>((norm + start)[k])",
-        "<own_norm[k]>": weight_of_own_norm(matrices, "start"),
+        "<own_norm[k]>": "static_cast<float>((own_norm + start)[k])",
         "<scale of the output>": scale_of_output(matrices),
         "<all outputs>": all_outputs(matrices),
     }.items():
@@ -378,41 +374,6 @@ def _kernel(matrices: int) -> Any:
 _KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}
 
 
-def slab_words(variant: Variant, rows: int) -> int:
-    """The packed words of a row whose inputs lie in threadgroup memory at once, as halves or floats."""
-    return 128 // rows * (2 if variant.quantize else 1) // launch.SIMD_GROUP * launch.SIMD_GROUP
-
-
-class Tuning(NamedTuple):
-    """The options that select the text of a launch, beside its format.
-
-    Attributes:
-        rows: Those of a group, which share the packed words that are read.
-        outputs: Those of a SIMD group.
-        are_halves: Whether codes are taken from packed words as halves.
-        is_whole: Whether the inputs of a row fill its packed words.
-    """
-
-    rows: int
-    outputs: int
-    are_halves: bool
-    is_whole: bool
-
-    @classmethod
-    def of(cls, variant: Variant, rows: int, dims: int, outputs: Sequence[int]) -> "Tuning":
-        """That for a number of rows of `dims` inputs, and of the outputs of each matrix."""
-        group_rows = launch.rows_of_a_group(rows)
-        threadgroups = sum(-(-count // (SIMD_GROUPS * MANY_OUTPUTS)) for count in outputs)
-        threadgroups *= -(-rows // group_rows)
-        is_wide = group_rows <= MOST_ROWS_OF_MANY and threadgroups >= FILLING_THREADGROUPS
-        return cls(
-            group_rows,
-            MANY_OUTPUTS if is_wide else OUTPUTS_PER_GROUP,
-            variant.quantize and dims <= MOST_CODES and keeps_half_denormals(),
-            dims % CODES_PER_WORD == 0,
-        )
-
-
 def in_groups(variant: Variant, *arrays: mx.array, tuning: Tuning | None = None) -> mx.array:
     """The results for up to four matrices."""
     x, projections, norm, residual = variant.nested(arrays)
@@ -431,14 +392,14 @@ def in_groups(variant: Variant, *arrays: mx.array, tuning: Tuning | None = None)
     ]
     for weight, scale, own_norm in projections:
         inputs += [weight, scale, x if own_norm is None else own_norm]
-    threads = launch.SIMD_GROUP * SIMD_GROUPS
-    blocks = sum(-(-count // (SIMD_GROUPS * tuning.outputs)) for count in outputs)
+    threads = launch.SIMD_GROUP * tuning.simd_groups
     (result,) = launch.launch(
         _KERNELS[len(projections)],
         inputs=inputs,
         template=[
             ("T", x.dtype),
             ("ROWS", tuning.rows),
+            ("SIMD_GROUPS", tuning.simd_groups),
             ("OUTPUTS", tuning.outputs),
             ("SLAB", slab_words(variant, tuning.rows)),
             ("HALVES", tuning.are_halves),
@@ -450,7 +411,11 @@ def in_groups(variant: Variant, *arrays: mx.array, tuning: Tuning | None = None)
             ("HALF_AWAY", variant.rounding == "half_away"),
             ("RESIDUAL", residual is not None),
         ],
-        grid=(threads * blocks, -(-rows // tuning.rows), 1),
+        grid=(
+            threads * blocks(outputs, tuning.simd_groups * tuning.outputs),
+            -(-rows // tuning.rows),
+            1,
+        ),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, sum(outputs))],
         output_dtypes=[x.dtype],

@@ -20,7 +20,7 @@ from .definition import AffineFormat, of_mlx, reference, round_activations
 MOST_ROWS = 8
 SIMD_GROUPS = 2
 FILLING_SIMD_GROUPS = 512
-"""How many of them are taken to fill a GPU, as in `bit_linear`."""
+"""How many of them are taken to fill a GPU."""
 
 _MOST_TOGETHER = 7
 """The most rows that read the words once. Sums of 8 need more registers than there are."""

@@ -155,6 +155,7 @@ def unsupported(*arrays: mx.array) -> str | None:
         "gate": _gate(f, keys),
         "columns": columns,
         "piece": piece,
+        "parts": -(-keys // piece),
         "is_full": keys % piece == 0,
         "has_removal": has_removal,
     }
@@ -188,15 +189,18 @@ def _columns(keys: int, values: int, has_removal: bool) -> int:
 
 
 def _check_inputs(
-    length: int, gate: str, columns: int, piece: int, is_full: bool, has_removal: bool
+    length: int,
+    gate: str,
+    columns: int,
+    piece: int,
+    parts: int,
+    is_full: bool,
+    has_removal: bool,
 ) -> tuple[mx.array, ...]:
-    # as many pieces of a column as make them so long, in one launch the most that there are for so many
-    # columns, and more of these than a threadgroup holds
-    if length <= MAX_LENGTH:
-        keys = (8 if columns > 1 else MAX_PARTS) * piece - (0 if is_full else piece - 1)
-    else:
-        keys = (piece if piece == PIECE else 8 * piece) + (piece if is_full else 1)
-    heads, values = (2, 1, length), columns * (launch.SIMD_GROUP + 1)
+    keys = parts * piece - (0 if is_full else piece // 2)
+    # more columns than a threadgroup holds, and no array of fewer than 8 numbers, which would have
+    # another text
+    heads, values = (2, 4, length), columns * (launch.SIMD_GROUP + 1)
 
     def pattern(factor: int, *shape: int) -> mx.array:
         numbers = mx.arange(math.prod(shape)).reshape(shape)

@@ -1,15 +1,15 @@
 """`ternary_matmul` on Metal: a kernel for some tens of rows, one for more, and MLX's own.
 
-- `groups`: our kernel for groups of up to 4 rows, each of which reads the packed words again
+- `groups`: our kernel for groups of up to 5 rows, each of which reads the packed words again
 - `tiles`: our kernel for tiles of 64 rows and 64 outputs
 - `split`: the same for tiles of 32 rows and 32 outputs, each computed in parts of the inputs
 - `mlx`: `mx.quantized_matmul`
 
 Which of ours computes a product follows from counts of instructions:
 
-- Groups of 4 rows take 1.8 to 2 slots of issue for a weight and row, see `ops/README.md`. Tiles compute
-  64 rows whatever their number, in some 84 slots a weight: 64 multiply-adds by matrices, their loads,
-  and what decodes and lays out, see `tests/ops/test_machine_code.py`. They cross between 44 and 48 rows.
+- Groups of 4 or 5 rows take 1.7 to 2 slots of issue for a weight and row, see `ops/README.md`. Tiles
+  compute 64 rows whatever their number, in some 84 slots a weight: 64 multiply-adds by matrices, their
+  loads, and what decodes and lays out, see `tests/ops/test_machine_code.py`. They cross at 48 rows.
 - Where tiles leave a part of a GPU idle, inputs are split. Where they fill it, that gains nothing, and
   decodes each word for 32 rows instead of 64.
 

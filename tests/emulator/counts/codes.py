@@ -104,7 +104,7 @@ def of_mlx(bits: int) -> Count:
     """MLX's kernel for one row, of which a lane takes 32, 16 or 8 codes of 4 outputs in a round."""
     entry = _MLX_ENTRY.replace("<bits>", str(bits))
     code = apple_gpu.machine_code("custom_kernel_qmv_fast", product_of_codes() + entry, (32, 2, 1))
-    inputs = {1: 32, 2: 16, 6: 8}[bits]
+    inputs = {1: 32, 2: 16, 4: 16, 6: 8, 8: 8}[bits]
     return Count(f"MLX's `qmv_fast`, {_bits(bits)}", code, 4 * inputs, inputs, is_own=False)
 
 

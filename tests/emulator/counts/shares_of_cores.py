@@ -3,12 +3,13 @@
 from typing import NamedTuple
 
 from mlx_mmfree.ops.attention.metal_step import SIMD_GROUPS, parts_of
+from mlx_mmfree.ops.backend.gpu_cores import MAX_CORES, OTHER_CORES, ULTRA_CORES
 from tests.emulator import apple_gpu
 from tests.emulator.attention_texts import text_of_attention
 
 HEADS = (8, 12, 16, 20, 24, 32, 40)
 KEYS = (512, 1024, 4096, 32768)
-CORES = {8: (8, 20), 20: (8, 20), 40: (40,), 80: (80,)}
+CORES = {8: OTHER_CORES, 20: OTHER_CORES, 40: MAX_CORES, 80: ULTRA_CORES}
 """Numbers of cores, each with those of its kind of chip."""
 
 

@@ -48,7 +48,9 @@ class KernelSlots(NamedTuple):
 
     def of_a_simd_group(self, dims: int) -> float:
         """Those of a SIMD group for a row of so many inputs, without what is around the product."""
-        return self.outside + sum(ceil(dims / inputs) * slots for inputs, slots in self.rounds.items())
+        return self.outside + sum(
+            ceil(dims / inputs) * slots for inputs, slots in self.rounds.items()
+        )
 
     def of_all_lanes(self, dims: int, outputs: int, around: Around | None = None) -> float:
         """The fewest of all lanes for a matrix of so many inputs and outputs."""

@@ -6,6 +6,7 @@ import lzma
 import random
 import shutil
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def _compressed(data: bytes, rng: random.Random) -> bytes:
 def exercise(folder: Path, rng: random.Random) -> None:
     """Reads the file in the way that its name asks for."""
     tokenizer = _load((folder / "tokenizer").resolve())
-    for [file] in find_splits(folder).values():
+    for file in chain.from_iterable(find_splits(folder).values()):
         if file.suffix == ".txt":
             # prompts, which are read below
             continue

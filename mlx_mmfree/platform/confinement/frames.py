@@ -9,6 +9,9 @@ import struct
 _SIZE = struct.Struct("<Q")
 _PART_BYTES = 2**20
 
+MOST_BYTES = 2**30
+"""The most bytes of an answer."""
+
 
 def send(connection: socket.socket, data: bytes) -> None:
     """Sends one frame."""

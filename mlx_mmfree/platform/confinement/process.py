@@ -23,13 +23,12 @@ from threading import Lock
 from typing import Any
 
 from .chunks import Builder, chunks
-from .frames import receive, send
+from .frames import MOST_BYTES, receive, send
 
 # A limit of time on the clock, for a process that is stopped or swaps and so uses no processor time.
 PATIENCE_S = 120.0
 _POLL_S = 0.2
 _PASSED_VARIABLES = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "TZ")
-_MAX_ANSWER_BYTES = 2**30
 _SHARE_OF_REQUEST = 4
 _LOOP = f"{__package__}.loop"
 
@@ -256,7 +255,7 @@ class ConfinedProcess:
                 raise TimeoutError
             if self.watches_memory and self._grew_too_much():
                 raise LimitError(self._too_much_memory())
-        text = receive(connection, _MAX_ANSWER_BYTES).decode("utf-8", "surrogatepass")
+        text = receive(connection, MOST_BYTES).decode("utf-8", "surrogatepass")
         answer: dict[str, Any] = json.loads(text)
         return answer
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...platform.confinement.frames import receive, send
+from ...platform.confinement.frames import MOST_BYTES, receive, send
 
-MOST_BYTES = 2**30
 _COMPLETIONS, _STATE = "completions", "trainer_state"
 _MOST_WORDS = 300
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from ...errors import TrainingError
 from ...files.reading import expanded, parse_json
-from ...platform.confinement.frames import receive, send
+from ...platform.confinement.frames import MOST_BYTES, receive, send
 from ..corpus.rows import RowError, kind_of
-from .reward_server import MOST_BYTES
 
 _MINUS = "\N{MINUS SIGN}"
 # LaTeX writes {,} and \, between groups

@@ -1,4 +1,7 @@
-"""Faults for the tests to find: small mistakes of the kind that slips in, one at a time."""
+"""Faults for the tests to find: small mistakes of the kind that slips in, one at a time.
+
+They are such as no operator of `mutants` makes, which are its business.
+"""
 
 from typing import NamedTuple
 
@@ -31,12 +34,6 @@ FAULTS = {
         "mx.where(seen > 0, seen / self.penalty, seen * self.penalty)",
         "seen / self.penalty",
         ("generation/test_penalties.py",),
-    ),
-    "stop strings: one is shown up to its last character": Fault(
-        "generation/answers/stop_strings.py",
-        "longest = min(len(text), len(string) - 1)",
-        "longest = min(len(text), len(string) - 2)",
-        ("generation/test_stop.py",),
     ),
     "memory: matrices unpacked together count once": Fault(
         "generation/memory.py",
@@ -102,12 +99,6 @@ FAULTS = {
         "generation/sessions.py",
         "    return trimmed is not None and _packed(trimmed) == packed",
         "    return trimmed is not None",
-        ("generation/sessions/test_session_folder.py",),
-    ),
-    "sessions: what is used is not touched on the disk": Fault(
-        "generation/sessions.py",
-        "                self._store.touch(key)\n            holder",
-        "                pass\n            holder",
         ("generation/sessions/test_session_folder.py",),
     ),
     "sessions: a session is reported as on the disk before it is": Fault(
@@ -181,12 +172,6 @@ FAULTS = {
         "                tokens = group.part_of(self._tokens)",
         "                tokens = group.part_of(self._tokens * 0)",
         ("generation/test_batch.py",),
-    ),
-    "scheduling: an event follows a cancelled request": Fault(
-        "generation/scheduling/scheduler.py",
-        "            if row.is_over:\n                continue\n            error =",
-        "            error =",
-        ("generation/scheduling",),
     ),
     "scheduling: a prompt is not found while its text is written": Fault(
         "generation/scheduling/scheduler.py",

@@ -30,7 +30,7 @@ from mlx_mmfree.layers import PackedBitLinear, apply_head
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import cross_entropy, long_mean
-from mlx_mmfree.ops.backend.choice import kept_choices
+from mlx_mmfree.ops.backend.choice import stored_choices
 from mlx_mmfree.ops.backend.dispatch import on_cpu
 from mlx_mmfree.ops.inspection import metal_kernels
 from mlx_mmfree.ops.kernel_times import read_seconds
@@ -85,7 +85,7 @@ def measure_products(
             for count in product.rows:
                 records.append(_measure(found, product, layers, count, rounds))
             del first, layers
-    notes["chosen"] = {name: facts["chosen"] for name, facts in kept_choices().items()}
+    notes["chosen"] = {name: facts["chosen"] for name, facts in stored_choices().items()}
     # what a kernel's fault has slowed down is no measure of it
     notes["switched_off"] = {name: fault for name, fault in metal_kernels().items() if fault}
     return {"records": [asdict(record) for record in records], "notes": notes}

@@ -116,7 +116,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     Raises:
         UsageError: An environment variable has an unknown value.
     """
-    from ..ops.backend.choice import environment_candidate, kept_choices
+    from ..ops.backend.choice import environment_candidate, stored_choices
     from ..ops.dense_matmul import rounds_activations
     from ..ops.device import forced_backend
     from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
@@ -148,7 +148,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
         },
         "metal_kernels": metal_kernels(),
         "kernel_times": [time._asdict() for time in times],
-        "choices": kept_choices(),
+        "choices": stored_choices(),
     }
     return found | {"problems": [*host_problems(current_host()), *_problems(found)]}
 

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from ..layers.states import TAIL_SLOTS
 from ..models import Decoder, check_causal
-from ..ops.device import can_compile, compiled, joined, runs_metal_kernels
+from ..ops.device import can_compile, compiled, fused, runs_metal_kernels
 from .finite_logits import are_finite
 
 State = Any
@@ -160,7 +160,7 @@ def _read(
     tokens = mx.expand_dims(tokens, axis)
     new = model.hidden(tokens, state, block_arguments=block_arguments, by_position=axis == 0)
     # not with the head, so that the state can be waited for while the logits are computed
-    hidden, state = joined(new, (tokens, state))
+    hidden, state = fused(new, (tokens, state))
     logits = model.logits(hidden).squeeze(axis).astype(mx.float32)
     finite = are_finite(logits)
     if known is not None and known < logits.shape[1]:

@@ -16,14 +16,14 @@ from .backend.gradient import with_reference_gradient
 def depthwise_convolution(
     x: mx.array, weight: mx.array, bias: mx.array | None = None, *, stride: int = 1
 ) -> mx.array:
-    r"""Convolves each channel with a window of its own, around every place or every `s`-th.
+    r"""Convolves each channel with a window of its own, around every position or every `s`-th.
 
     .. math::
         y_{i,j,c} = b_c + \sum_{u,v} w_{c,u,v}\,
         x_{s i+u-\lfloor k/2 \rfloor,\,s j+v-\lfloor k/2 \rfloor,\,c}
 
     with zeros beyond the map. Computed in float32. On the CPU, the gradients of the weight and of the
-    bias are sums in float64 of sums over few places.
+    bias are sums in float64 of sums over few positions.
 
     Source: as in Chollet, arXiv 1610.02357.
 
@@ -95,7 +95,7 @@ def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) 
 
 
 TILE = 4
-"""Neighbouring places that a thread computes."""
+"""Neighbouring positions that a thread computes."""
 
 
 GROUPS = 8
@@ -177,7 +177,7 @@ def _metal_unsupported(
         return reason
     side = weight.shape[1]
     if side > MAX_SIDE:
-        return f"it takes windows of up to {MAX_SIDE} x {MAX_SIDE} places"
+        return f"it takes windows of up to {MAX_SIDE} x {MAX_SIDE} positions"
     dtypes: dict[str, Any] = {"x": x.dtype, "weight": weight.dtype}
     dtypes["bias"] = None if bias is None else bias.dtype
     return self_check.kernel_fault(
@@ -194,8 +194,8 @@ def _metal_unsupported(
 def _metal(x: mx.array, weight: mx.array, bias: mx.array | None, stride: int) -> mx.array:
     """One launch. The gradient is the definition's.
 
-    A SIMD group computes a few neighbouring places of a row in 32 channels, and reads each place of its
-    windows once for all of them. Its threadgroup holds the weights of these channels.
+    A SIMD group computes a few neighbouring positions of a row in 32 channels, and reads each position
+    of its windows once for all of them. Its threadgroup holds the weights of these channels.
     """
     shift = mx.zeros(x.shape[3:]) if bias is None else bias
     convolve = with_reference_gradient(
@@ -233,10 +233,10 @@ def _check_inputs(
     # a whole tile and a part of one, and more than one SIMD group of channels
     dims = launch.SIMD_GROUP + 1
     shape = (2, 3, TILE * stride + 1, dims)
-    places = (mx.arange(math.prod(shape)).reshape(shape) * 37 % 101) / 101.0 - 0.5
+    numbers = (mx.arange(math.prod(shape)).reshape(shape) * 37 % 101) / 101.0 - 0.5
     windows = (mx.arange(dims * side * side).reshape(dims, side, side, 1) * 53 % 97) / 97.0 - 0.5
     shift = mx.arange(dims) / dims
-    return places.astype(x), windows.astype(weight), shift.astype(bias or mx.float32)
+    return numbers.astype(x), windows.astype(weight), shift.astype(bias or mx.float32)
 
 
 def _cost(call: Call) -> Cost:

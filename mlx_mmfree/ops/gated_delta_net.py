@@ -38,7 +38,7 @@ class HeadSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Those of queries, keys and values, which lie side by side."""
+        """The channels of queries, keys and values, which lie side by side."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
 
@@ -89,14 +89,14 @@ def delta_rule_inputs(
         [(1, 2, 3, 1), (1, 3, 24)]
     """
     batch, channels, heads = qkv.shape[0], sizes.channels, sizes.heads
-    kept = taps.shape[-1] - 1
+    before = taps.shape[-1] - 1
     fits = qkv.ndim == steps.ndim == 3 and qkv.shape[:2] == steps.shape[:2]
     if not fits or qkv.shape[2] < channels or steps.shape[2] < 2 * heads:
         raise ValueError(
             f"[delta_rule_inputs] 'qkv' and 'steps' must have shapes (B, L, {channels}) and "
             f"(B, L, {2 * heads}) or more columns but got {qkv.shape} and {steps.shape}."
         )
-    if taps.shape != (channels, 1, kept + 1) or state.shape != (batch, kept, channels):
+    if taps.shape != (channels, 1, before + 1) or state.shape != (batch, before, channels):
         raise ValueError(
             f"[delta_rule_inputs] 'taps' and 'state' must have shapes ({channels}, 1, T) and "
             f"({batch}, T - 1, {channels}) but got {taps.shape} and {state.shape}."

@@ -257,8 +257,8 @@ def _check_inputs(dtype: mx.Dtype, has_signs: bool, block: int) -> tuple[mx.arra
 def _in_one_launch(x: mx.array, signs: mx.array | None, *, block: int, inverse: bool) -> mx.array:
     """One launch with a threadgroup for each block."""
     # without signs, something of the right size that is not read
-    held = mx.ones((x.shape[-1],)) if signs is None else signs
-    (y,) = _launch(_kernel, x, held, block, signs is not None, inverse)
+    given = mx.ones((x.shape[-1],)) if signs is None else signs
+    (y,) = _launch(_kernel, x, given, block, signs is not None, inverse)
     return y
 
 

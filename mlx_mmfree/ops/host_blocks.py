@@ -60,7 +60,7 @@ def all_finite(array: mx.array) -> bool:
 
 
 def has_valid_codes(words: mx.array, input_dims: int) -> bool:
-    """Whether words in the layout of `ops.ternary` hold only codes 0 to 2, and code 1 in the padding."""
+    """Returns whether words of `ops.ternary` have only codes 0 to 2, and code 1 in the padding."""
     bits = np.asarray(words.reshape(-1))
     for part in blocks(bits.size, 1):
         block = bits[part]

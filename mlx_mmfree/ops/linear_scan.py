@@ -38,8 +38,8 @@ KERNEL_STEPS = 64
 
 MAX_CHUNKS = 16
 
-_MANY_PLACES = 2**31
-"""From so many on, places are numbers of 64 bits, which take several instructions."""
+_MANY_INDICES = 2**31
+"""From so many on, indices are numbers of 64 bits, which take several instructions."""
 
 
 def linear_scan(f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
@@ -145,7 +145,7 @@ _scan_in_chunks = with_reference_gradient(_states, reference, _gradients)
 
 
 # A SIMD group runs one chunk of 32 neighbouring channels, of `length` steps of `dims` channels.
-PLACE = """
+INDICES = """
     const int lane = thread_index_in_simdgroup;
     const int chunk = simdgroup_index_in_threadgroup;
     const int chunks = simdgroups_per_threadgroup;
@@ -196,27 +196,27 @@ def forward_scan(shape: str, load: str) -> str:
 
     Args:
         shape: Sets `length` and `dims`.
-        load: Sets `gate` and `input` of step `t`, which stand at place `at` of `(B, length, dims)`.
+        load: Sets `gate` and `input` of step `t`, which stand at index `at` of `(B, length, dims)`.
     """
-    return shape + PLACE + _FORWARD.replace("<load>", load.strip())
+    return shape + INDICES + _FORWARD.replace("<load>", load.strip())
 
 
-def place_type(shape: Sequence[int]) -> mx.Dtype:
-    """The type of places for gates of the shape `(B, length, dims)`."""
+def type_of_index(shape: Sequence[int]) -> mx.Dtype:
+    """The type of indices for gates of the shape `(B, length, dims)`."""
     # a model's gates lie beside each other, three for each channel
-    return mx.uint64 if 3 * math.prod(shape) >= _MANY_PLACES else mx.uint32
+    return mx.uint64 if 3 * math.prod(shape) >= _MANY_INDICES else mx.uint32
 
 
 def launch_scan(
     kernel: Any,
     inputs: Sequence[mx.array],
     shapes: Sequence[tuple[int, ...]],
-    place: mx.Dtype | None,
+    index_type: mx.Dtype | None,
     template: Sequence[tuple[str, bool | mx.Dtype]] = (),
 ) -> list[mx.array]:
     """Launches a kernel of which the first of the output's `shapes` is `(B, length, dims)`.
 
-    Places are of the type `place`, which the shape decides if it is `None`.
+    Indices are of the type `index_type`, which the shape decides if it is `None`.
     """
     batch, length, dims = shapes[0]
     chunks = min(max(length // KERNEL_STEPS, 1), MAX_CHUNKS)
@@ -224,7 +224,7 @@ def launch_scan(
     return launch.launch(
         kernel,
         inputs=inputs,
-        template=[*template, ("Place", place or place_type(shapes[0]))],
+        template=[*template, ("Place", index_type or type_of_index(shapes[0]))],
         grid=(-(-dims // launch.SIMD_GROUP) * threads, batch, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=shapes,
@@ -261,7 +261,7 @@ _BACKWARD_KERNEL: dict[str, Any] = {
     # (B, L, D), (B, L, D), (B, D)
     "output_names": ["f_gradient", "i_gradient", "state_gradient"],
     "source": _SHAPE
-    + PLACE
+    + INDICES
     + """
     if (chunk > 0) {
         at = (first_step + stop) * dims + channel;
@@ -309,21 +309,21 @@ class ScanKernels:
         if reason := not_floats(f, i, state):
             return reason
         dtypes = {"f": f.dtype, "i": i.dtype}
-        place = place_type(f.shape)
+        index_type = type_of_index(f.shape)
         return self_check.kernel_fault(
             "linear_scan_forward",
-            partial(self._states, place=place),
+            partial(self._states, index_type=index_type),
             reference,
             partial(_check_inputs, **dtypes),
             **dtypes,
-            place=place,
+            index_type=index_type,
         ) or self_check.kernel_fault(
             "linear_scan_backward",
-            partial(self._gradients_of_itself, place=place),
+            partial(self._gradients_of_itself, index_type=index_type),
             lambda *inputs: mx.vjp(reference, [*inputs], [*reference(*inputs)])[1],
             partial(_check_inputs, **dtypes),
             **dtypes,
-            place=place,
+            index_type=index_type,
         )
 
     def run(self, f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
@@ -331,10 +331,10 @@ class ScanKernels:
         return states, last
 
     def _states(
-        self, f: mx.array, i: mx.array, state: mx.array, place: mx.Dtype | None = None
+        self, f: mx.array, i: mx.array, state: mx.array, index_type: mx.Dtype | None = None
     ) -> tuple[mx.array, mx.array]:
         inputs = [f, i, state.astype(mx.float32)]
-        states, last = launch_scan(self._forward, inputs, [f.shape, state.shape], place)
+        states, last = launch_scan(self._forward, inputs, [f.shape, state.shape], index_type)
         return states, last
 
     def _gradients(
@@ -342,21 +342,21 @@ class ScanKernels:
         inputs: Sequence[mx.array],
         cotangents: Sequence[mx.array],
         outputs: Sequence[mx.array],
-        place: mx.Dtype | None = None,
+        index_type: mx.Dtype | None = None,
     ) -> tuple[mx.array, ...]:
         f, _, state = inputs
         gradients = launch_scan(
             self._backward,
             [f, state.astype(mx.float32), outputs[0], *cotangents],
             [f.shape, f.shape, state.shape],
-            place,
+            index_type,
         )
         return tuple(g.astype(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
-    def _gradients_of_itself(self, *inputs: mx.array, place: mx.Dtype) -> tuple[mx.array, ...]:
+    def _gradients_of_itself(self, *inputs: mx.array, index_type: mx.Dtype) -> tuple[mx.array, ...]:
         """The gradients where the results are their own cotangents."""
         results = reference(*inputs)
-        return self._gradients(inputs, results, results, place)
+        return self._gradients(inputs, results, results, index_type)
 
 
 def _check_inputs(f: mx.Dtype, i: mx.Dtype) -> tuple[mx.array, ...]:
@@ -378,7 +378,7 @@ def _examples() -> Iterator[Example]:
     for dims, dtype in product((32, 4), FLOATS):
         x = mx.zeros((1, 2, dims), dtype)
         yield Example((x, x, mx.zeros((1, dims))))
-    # with places of 64 bits
+    # with indices of 64 bits
     x = mx.zeros((1, 2**16, 2**15))
     yield Example((x, x, mx.zeros((1, 2**15))))
 

@@ -36,8 +36,8 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
         x = long_sum(x, -1) if x.size >= 2**31 else x
         x = x.reshape(-1)
     along = -1 if axis is None else axis
-    place = x.ndim + along
-    before, after = x.shape[:place], x.shape[place + 1 :]
+    reduced = x.ndim + along
+    before, after = x.shape[:reduced], x.shape[reduced + 1 :]
     if not x.size:
         # on a CPU, MLX reads sizes out of bounds when it reduces an empty row, and may never end
         return mx.zeros((*before, *after))

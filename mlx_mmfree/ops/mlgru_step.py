@@ -14,7 +14,7 @@ from .backend.cost import Call, Cost, norm_work, work
 from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
-from .linear_scan import KERNEL_STEPS, forward_scan, launch_scan, linear_scan, place_type
+from .linear_scan import KERNEL_STEPS, forward_scan, launch_scan, linear_scan, type_of_index
 from .norms import gated_in_one_launch, gated_rms_norm
 
 
@@ -325,7 +325,7 @@ _scan_kernel = mx.fast.metal_kernel(
 
 
 def _in_two_launches(
-    variant: Variant, *arrays: mx.array, place: mx.Dtype | None = None
+    variant: Variant, *arrays: mx.array, index_type: mx.Dtype | None = None
 ) -> tuple[mx.array, mx.array]:
     """Output and last state of many positions: the scan with its gates, and the output.
 
@@ -340,7 +340,7 @@ def _in_two_launches(
         _scan_kernel,
         [gates, state, *optional],
         [(batch, length, state.shape[1]), state.shape],
-        place,
+        index_type,
         [
             ("BOUNDED", variant.is_bounded),
             ("MASKED", variant.is_masked),
@@ -375,7 +375,7 @@ def _metal_unsupported(
         # two chunks, of which the second is longer, of more than one SIMD group of channels
         kernel, batch, length = "mlgru_scan", 2, 2 * KERNEL_STEPS + 2
         dims = 36 if is_whole else 33
-        selected = {"place": place_type((*gates.shape[:2], state.shape[1]))}
+        selected = {"index_type": type_of_index((*gates.shape[:2], state.shape[1]))}
         run = partial(run, **selected)
     return self_check.kernel_fault(
         kernel,
@@ -419,13 +419,13 @@ def _check_inputs(
     values = ((pattern * 37 % 101) / 25.0 - 2.0).reshape(batch, length, -1)
     state = ((pattern[: batch * dims] * 53 % 97) / 24.0 - 2.0).reshape(batch, dims)
     inputs = [values.astype(gates), state, (pattern[:dims] % 3 + 1.0).astype(weight)]
-    places = pattern[: batch * length].reshape(batch, length)
+    numbers = pattern[: batch * length].reshape(batch, length)
     if lower_bound is not None:
         inputs.append((pattern[:dims] / dims).astype(lower_bound))
     if valid is not None:
-        inputs.append((places % 5 != 1).astype(valid))
+        inputs.append((numbers % 5 != 1).astype(valid))
     if starts is not None:
-        inputs.append((places % 7 == 3).astype(starts))
+        inputs.append((numbers % 7 == 3).astype(starts))
     return inputs
 
 
@@ -456,10 +456,10 @@ def _cost(call: Call) -> Cost:
 def _examples() -> Iterator[Example]:
     # arrays of fewer than 8 numbers lie in another address space of Metal
     for length, dims, dtype in product((1, 2), (32, 4, 33), FLOATS):
-        gates, places = mx.zeros((1, length, 3 * dims), dtype), mx.ones((1, length), mx.bool_)
+        gates, flags = mx.zeros((1, length, 3 * dims), dtype), mx.ones((1, length), mx.bool_)
         for options in (
             Options(eps=1e-6, lower_bound=mx.zeros((dims,), dtype)),
-            Options(eps=1e-6, valid=places, starts=places),
+            Options(eps=1e-6, valid=flags, starts=flags),
         ):
             yield Example((gates, mx.zeros((1, dims)), mx.ones((dims,)), options))
 

@@ -121,7 +121,7 @@ class _Rotation:
         return found.result, mx.where(has_any, logarithm, 0.0)
 
     def gradients(self, primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
-        """Those of queries, keys and values; the latter two go round with what they belong to."""
+        """The gradients of queries, keys and values; the last two go round with their parts."""
         queries, keys, values = primals
         (y, logarithm), gradient = outputs, cotangents[0]
         scale = queries.shape[-1] ** -0.5
@@ -161,7 +161,7 @@ class _Rotation:
         return seen
 
     def _passed_on(self, parts: list[mx.array]) -> list[mx.array]:
-        """The part that the process before held, once this one's has gone to the next."""
+        """The part of the process before, once this one's has gone to the next."""
         group, rank, size = self._group, self._group.rank(), self._group.size()
         if size == 1:
             return parts

@@ -34,11 +34,11 @@ class Rotation(NamedTuple):
     @classmethod
     def of(cls, offset: int | mx.array, length: int, wavelengths: mx.array) -> "Rotation":
         """The angles of `length` tokens. They get no gradient."""
-        places = mx.array(offset)
-        if places.ndim < 2:
-            places = places.reshape(-1, 1) + mx.arange(length)
+        positions = mx.array(offset)
+        if positions.ndim < 2:
+            positions = positions.reshape(-1, 1) + mx.arange(length)
         # as MLX has it, so that the last bits of large angles agree
-        angles = places.astype(mx.float32)[..., None] * mx.reciprocal(wavelengths)
+        angles = positions.astype(mx.float32)[..., None] * mx.reciprocal(wavelengths)
         angles = mx.stop_gradient(angles)
         return cls(offset, wavelengths, mx.cos(angles), mx.sin(angles))
 

@@ -175,7 +175,7 @@ def _native(
     """C++, whose product is one of 8-bit codes and packed trits.
 
     It takes between a quarter and half of the time of a product of floats. For the gradient, the input
-    and the packed trits are kept, but neither codes nor trits as floats.
+    and the packed trits are stored, but neither codes nor trits as floats.
     """
     is_whole = quantization.activations and quantization.strength == 1
     if not is_whole or x.dtype not in FLOATS or weight.dtype not in FLOATS:

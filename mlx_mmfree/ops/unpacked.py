@@ -52,7 +52,7 @@ class UnpackedMatrices:
     def __init__(self, limit_bytes: int):
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._kept: dict[tuple[int, ...], tuple[list[weakref.ref], Floats]] = {}
+        self._cached: dict[tuple[int, ...], tuple[list[weakref.ref], Floats]] = {}
         self._lock = threading.RLock()
 
     def find(self, weights: Sequence[mx.array], input_dims: int) -> Floats | None:
@@ -85,12 +85,12 @@ class UnpackedMatrices:
         return self._found(key, weights)
 
     def _found(self, key: tuple[int, ...], weights: Sequence[mx.array]) -> Floats | None:
-        kept = self._kept.get(key)
-        if kept is None or any(
-            reference() is not weight for reference, weight in zip(kept[0], weights, strict=True)
+        entry = self._cached.get(key)
+        if entry is None or any(
+            reference() is not weight for reference, weight in zip(entry[0], weights, strict=True)
         ):
             return None
-        return kept[1]
+        return entry[1]
 
     def _keep_each(self, weights: Sequence[mx.array], trits: mx.array) -> None:
         """Keeps each matrix as a part of them all, so that no memory is taken twice."""
@@ -105,14 +105,14 @@ class UnpackedMatrices:
     def _keep(self, key: tuple[int, ...], weights: Sequence[mx.array], floats: Floats) -> None:
         def forget(reference: weakref.ref) -> None:
             with self._lock:
-                kept = self._kept.get(key)
-                if kept is not None and any(reference is each for each in kept[0]):
-                    del self._kept[key]
+                entry = self._cached.get(key)
+                if entry is not None and any(reference is each for each in entry[0]):
+                    del self._cached[key]
                     self._count(key, floats, -1)
 
-        if key in self._kept:
-            self._count(key, self._kept[key][1], -1)
-        self._kept[key] = [weakref.ref(weight, forget) for weight in weights], floats
+        if key in self._cached:
+            self._count(key, self._cached[key][1], -1)
+        self._cached[key] = [weakref.ref(weight, forget) for weight in weights], floats
         self._count(key, floats, 1)
 
     def _count(self, key: tuple[int, ...], floats: Floats, sign: int) -> None:

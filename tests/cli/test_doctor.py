@@ -205,7 +205,7 @@ def test_times_and_choices_are_shown(
     ]
     choices = {"bit_linear(rows=64)": {"chosen": "mlx", "seconds": {"tiles": 3e-4, "mlx": 2e-4}}}
     monkeypatch.setattr(kernel_times, "kernel_times", lambda progress: times)
-    monkeypatch.setattr(choice, "kept_choices", lambda: choices)
+    monkeypatch.setattr(choice, "stored_choices", lambda: choices)
     found = report(capsys)
     assert found["kernel_times"] == [time._asdict() for time in times]
     assert found["choices"] == choices

@@ -108,11 +108,11 @@ def test_equals_finite_differences() -> None:
         weights = np.exp(scores)
         return float((weights / weights.sum(-1, keepdims=True) @ v * exact[3]).sum())
 
-    for place, own in enumerate(got):
+    for number, own in enumerate(got):
         for index in np.ndindex(own.shape):
             moved = [[a.copy() for a in exact[:3]] for _ in range(2)]
             for arguments, step in zip(moved, (1e-5, -1e-5), strict=True):
-                arguments[place][index] += step
+                arguments[number][index] += step
             slope = (loss(*moved[0]) - loss(*moved[1])) / 2e-5
             assert abs(np.array(own)[index] - slope) <= 1e-5 * max(1, abs(slope))
 
@@ -150,10 +150,10 @@ def test_a_query_that_sees_nothing_adds_nothing() -> None:
     mask = mx.array([[True], [False], [True], [True]])
     mask = mx.broadcast_to(mask, (4, 9))
     got = gradients("native", [queries, keys, values], weight, mask)
-    kept = mx.array([0, 2, 3])
-    want = gradients("native", [queries[:, :, kept], keys, values], weight[:, :, kept], None)
+    seen = mx.array([0, 2, 3])
+    want = gradients("native", [queries[:, :, seen], keys, values], weight[:, :, seen], None)
     assert mx.array_equal(got[0][:, :, 1], mx.zeros((1, 2, 8)))
-    assert relative_error(got[0][:, :, kept], want[0]) <= TOLERANCE[mx.float32]
+    assert relative_error(got[0][:, :, seen], want[0]) <= TOLERANCE[mx.float32]
     for own, other in zip(got[1:], want[1:], strict=True):
         assert relative_error(own, other) <= TOLERANCE[mx.float32]
 
@@ -188,6 +188,6 @@ def test_one_gradient_at_a_time() -> None:
     arrays, weight = drawn(1, (2, 1), 5, 6, (8, 4))
     whole = gradients("native", arrays, weight, None)
     with use_backend("native"):
-        for place in ALL:
-            alone = mx.grad(lambda *a: (attention(*a) * weight).sum(), argnums=place)(*arrays)
-            assert mx.array_equal(alone, whole[place])
+        for number in ALL:
+            alone = mx.grad(lambda *a: (attention(*a) * weight).sum(), argnums=number)(*arrays)
+            assert mx.array_equal(alone, whole[number])

@@ -12,7 +12,7 @@ if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-# one place, maps smaller than the window, and more than a strip of rows and a chunk of columns
+# one position, maps smaller than the window, and more than a strip of rows and a chunk of columns
 MAPS = [(1, 1, 5), (3, 4, 16), (7, 7, 33), (15, 2, 3), (16, 58, 20), (2, 115, 17)]
 
 
@@ -35,7 +35,7 @@ def by_formula(
     padded = np.pad(x, [(0, 0), (side // 2,) * 2, (side // 2,) * 2, (0, 0)])
     rows, columns = -(-height // stride), -(-width // stride)
 
-    def places(u: int, v: int) -> tuple[slice, slice, slice]:
+    def windows(u: int, v: int) -> tuple[slice, slice, slice]:
         return (
             slice(None),
             slice(u, u + (rows - 1) * stride + 1, stride),
@@ -43,12 +43,12 @@ def by_formula(
         )
 
     taps = [(u, v) for u in range(side) for v in range(side)]
-    y = bias + sum(padded[places(u, v)] * weight[:, u, v, 0] for u, v in taps)
+    y = bias + sum(padded[windows(u, v)] * weight[:, u, v, 0] for u, v in taps)
     d_y = factor(y.shape).astype(y.dtype)
     d_padded, d_weight = np.zeros_like(padded), np.zeros_like(weight)
     for u, v in taps:
-        d_padded[places(u, v)] += d_y * weight[:, u, v, 0]
-        d_weight[:, u, v, 0] = (d_y * padded[places(u, v)]).sum((0, 1, 2))
+        d_padded[windows(u, v)] += d_y * weight[:, u, v, 0]
+        d_weight[:, u, v, 0] = (d_y * padded[windows(u, v)]).sum((0, 1, 2))
     half = side // 2
     d_x = d_padded[:, half : half + height, half : half + width]
     return y, [d_x, d_weight, d_y.sum((0, 1, 2))]
@@ -93,7 +93,7 @@ def test_equals_definition(dtype: mx.Dtype, stride: int, has_bias: bool) -> None
 
 
 @pytest.mark.parametrize("side", [3, 7])
-def test_a_map_of_224_places_a_side(side: int) -> None:
+def test_a_map_of_224_positions_a_side(side: int) -> None:
     arrays = drawn((224, 224, 4), side)
     want, gradients = by_formula(*(np.array(a, np.float64) for a in arrays), 2)
     for got, exact in zip(results("native", arrays, 2), [want, *gradients], strict=True):
@@ -116,16 +116,16 @@ def test_equals_torch(map_: tuple[int, int, int], side: int, stride: int) -> Non
     y = torch.nn.functional.conv2d(
         x, weight, bias, stride=stride, padding=side // 2, groups=map_[2]
     )
-    places = y.permute(0, 2, 3, 1)
-    (places * torch.from_numpy(factor(tuple(places.shape)))).sum().backward()
+    result = y.permute(0, 2, 3, 1)
+    (result * torch.from_numpy(factor(tuple(result.shape)))).sum().backward()
     got = results("native", arrays, stride)
     for own, other in zip(got[1:], (x.grad, weight.grad, bias.grad), strict=True):
         want = other.permute(0, 2, 3, 1) if other.ndim == 4 else other
         assert relative_error(own, mx.array(want.numpy())) <= GRADIENT_TOLERANCE
-    assert relative_error(got[0], mx.array(places.detach().numpy())) <= TOLERANCE[mx.float32]
+    assert relative_error(got[0], mx.array(result.detach().numpy())) <= TOLERANCE[mx.float32]
 
 
-def test_gradients_of_windows_over_a_million_places_of_one_sign() -> None:
+def test_gradients_of_windows_over_a_million_positions_of_one_sign() -> None:
     x, weight = mx.full((4, 512, 512, 1), 0.1), mx.zeros((1, 1, 1, 1))
     with use_backend("native"):
         d_weight, d_bias = mx.grad(
@@ -145,12 +145,12 @@ def test_gradients_are_finite_differences(stride: int) -> None:
         y, _ = by_formula(*given, stride)
         return float((factor(y.shape) * y).sum())
 
-    for place, got in enumerate(gradients):
+    for number, got in enumerate(gradients):
         for index in np.ndindex(got.shape):
             ends = []
             for step in (1e-5, -1e-5):
                 moved = [array.copy() for array in exact]
-                moved[place][index] += step
+                moved[number][index] += step
                 ends.append(loss(*moved))
             slope = (ends[0] - ends[1]) / 2e-5
             assert abs(np.array(got)[index] - slope) <= 1e-5 * max(1, abs(slope))

@@ -72,7 +72,7 @@ FAULTS = {
         "if (byte > weight.row_bytes) {",
         AVX512,
     ),
-    "lanes joined twice": Fault(
+    "lanes merged twice": Fault(
         "instruction_sets/avx512_vnni.cpp",
         "_mm512_extracti64x4_epi64(lanes, 1)",
         "_mm512_extracti64x4_epi64(lanes, 0)",
@@ -213,7 +213,7 @@ FAULTS = {
         "for (int64_t from = above; from <= below; ++from)",
         "for (int64_t from = above + 1; from <= below; ++from)",
     ),
-    "tile of the first places": Fault(
+    "tile of the first positions": Fault(
         "depthwise_convolution/loops.h", "(p.source + place * p.step)", "(p.source)"
     ),
     "weights the wrong way round": Fault(
@@ -221,7 +221,7 @@ FAULTS = {
         "-static_cast<ptrdiff_t>(stride * kBlockChannels)",
         "static_cast<ptrdiff_t>(0 * stride)",
     ),
-    "places of another phase": Fault(
+    "positions of another phase": Fault(
         "depthwise_convolution/loops.h",
         "from = start + phase + c.side / 2",
         "from = start + c.side / 2",
@@ -232,7 +232,7 @@ FAULTS = {
     "strip of the first rows": Fault(
         "depthwise_convolution/loops.h", "top = strip * kStripRows", "top = 0 * strip"
     ),
-    "row kept too long": Fault(
+    "row stored too long": Fault(
         "depthwise_convolution/source_rows.h",
         "next_ <= below && next_ <",
         "next_ < below && next_ <",
@@ -257,7 +257,7 @@ FAULTS = {
         "for (size_t tap = 0; tap < count; tap += kTaps)",
         "for (size_t tap = 0; tap + kTaps <= count; tap += kTaps)",
     ),
-    "sums of the last places": Fault(
+    "sums of the last positions": Fault(
         "depthwise_convolution/weight_sums.h", "totals[i] += sums[i];", "totals[i] = sums[i];"
     ),
     "gradient of one image": Fault(

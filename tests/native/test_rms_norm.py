@@ -67,12 +67,12 @@ def test_gradients_are_finite_differences() -> None:
         y = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
         return float((y * np.array(factor)).sum())
 
-    for place, got in enumerate((d_x, d_weight)):
+    for number, got in enumerate((d_x, d_weight)):
         for index in np.ndindex(got.shape):
             ends = []
             for step in (1e-5, -1e-5):
                 moved = [array.copy() for array in exact]
-                moved[place][index] += step
+                moved[number][index] += step
                 ends.append(loss(*moved))
             slope = (ends[0] - ends[1]) / 2e-5
             assert abs(np.array(got)[index] - slope) <= 1e-5 * max(1, abs(slope))

@@ -34,13 +34,13 @@ def wanted(x: np.ndarray, offset: Any, is_interleaved: bool) -> list[np.ndarray]
     """The definition, number by number in float64."""
     batch, length = x.shape[:2]
     tokens = x.astype(np.float64).reshape(batch, length, -1, DIMS).copy()
-    places = np.array(offset)
-    if places.ndim < 2:
-        places = places.reshape(-1, 1) + np.arange(length)
-    places = np.broadcast_to(places, (batch, length))
+    positions = np.array(offset)
+    if positions.ndim < 2:
+        positions = positions.reshape(-1, 1) + np.arange(length)
+    positions = np.broadcast_to(positions, (batch, length))
     for i, wave in enumerate(np.array(rope_wavelengths(DIMS), np.float64)):
         first, second = (2 * i, 2 * i + 1) if is_interleaved else (i, i + DIMS // 2)
-        angle = (places / wave)[..., None]
+        angle = (positions / wave)[..., None]
         turned = tokens[:, :, : HEADS + GROUPS]
         a, b = turned[..., first].copy(), turned[..., second].copy()
         turned[..., first] = a * np.cos(angle) - b * np.sin(angle)

@@ -31,7 +31,7 @@ def test_lists_that_stay_are_not_written_again(tmp_path: Path) -> None:
     assert (tmp_path / "bindings_list.h").stat().st_mtime_ns == before
 
 
-def test_digest_names_content_and_place_of_every_source(tmp_path: Path) -> None:
+def test_digest_names_content_and_path_of_every_source(tmp_path: Path) -> None:
     add(tmp_path, "module.cpp", "one/loops.h", "one/one.cpp")
     first = sources.digest(tmp_path)
     assert first == sources.digest(tmp_path)

@@ -110,12 +110,12 @@ def test_gradients_are_finite_differences_of_what_is_rounded() -> None:
         y = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * norm
         return float((((y + added) @ (weight + added_to_weight).T) * d_y).sum())
 
-    for place, got in enumerate(results("native", given, True)[1:]):
+    for number, got in enumerate(results("native", given, True)[1:]):
         for index in np.ndindex(got.shape):
             ends = []
             for step in (1e-5, -1e-5):
                 moved = [array.copy() for array in (x, weight, norm)]
-                moved[place][index] += step
+                moved[number][index] += step
                 ends.append(loss(*moved))
             slope = (ends[0] - ends[1]) / 2e-5
             assert abs(np.array(got)[index] - slope) <= 2e-5 * max(1, abs(slope))
@@ -180,7 +180,7 @@ def test_transforms_and_second_order() -> None:
         assert relative_error(own, other) <= GRADIENT_TOLERANCE
 
 
-def kept_bytes(backend: str, x: mx.array, weight: mx.array, d_y: mx.array) -> int:
+def stored_bytes(backend: str, x: mx.array, weight: mx.array, d_y: mx.array) -> int:
     """The memory that is taken between the two passes."""
     taken = []
 
@@ -196,13 +196,13 @@ def kept_bytes(backend: str, x: mx.array, weight: mx.array, d_y: mx.array) -> in
     return taken[0] - before
 
 
-def test_neither_codes_nor_trits_are_kept_as_floats() -> None:
+def test_neither_codes_nor_trits_are_stored_as_floats() -> None:
     x, weight, _, d_y = problem(256, 512, 1024)
     mx.eval(x, weight, d_y)
     # the result and the packed trits
     least = d_y.nbytes + weight.nbytes // 16
-    assert least <= kept_bytes("native", x, weight, d_y) <= least + 2**16
-    assert kept_bytes("reference", x, weight, d_y) >= least + x.nbytes + weight.nbytes
+    assert least <= stored_bytes("native", x, weight, d_y) <= least + 2**16
+    assert stored_bytes("reference", x, weight, d_y) >= least + x.nbytes + weight.nbytes
 
 
 def test_what_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch, self_check
+from mlx_mmfree.ops.backend import choice, dispatch, launch, self_check, stored_results
 from mlx_mmfree.ops.backend.gradient import assume_gradients
 from mlx_mmfree.ops.backend.launch import CudaKernel
 from tests import graph
@@ -70,13 +70,13 @@ def as_metal(kernel: CudaKernel) -> Any:
     source = kernel.source
     for cuda, metal in words.items():
         source = source.replace(cuda, metal)
-    places = """
+    indices = """
     const uint3 threadIdx = {
         simdgroup_index_in_threadgroup * 32 + thread_index_in_simdgroup, 0, 0};
     const uint3 blockIdx = threadgroup_position_in_grid;
     const uint3 blockDim = {simdgroups_per_threadgroup * 32, 1, 1};
     """
-    return mx.fast.metal_kernel(name=f"cuda_{kernel.name}", source=places + source, **kernel.text)
+    return mx.fast.metal_kernel(name=f"cuda_{kernel.name}", source=indices + source, **kernel.text)
 
 
 @pytest.fixture
@@ -107,11 +107,11 @@ def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
-    monkeypatch.setattr(kept_results, "_kept", {})
+    monkeypatch.setattr(stored_results, "_sections", {})
 
 
 def _kernel_cache(request: pytest.FixtureRequest) -> Path:
-    """Where compiled kernels are kept from run to run, or for this run without pytest's cache."""
+    """Where compiled kernels are stored from run to run, or for this run without pytest's cache."""
     if cache := getattr(request.config, "cache", None):
         return cache.mkdir("metal_emulator")
     folder = request.getfixturevalue("tmp_path_factory").getbasetemp() / "metal_emulator"

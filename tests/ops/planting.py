@@ -19,7 +19,7 @@ class Fault(NamedTuple):
         check: Raises an error if the kernel is wrong.
         old: A part of the kernel's text.
         new: What it is replaced by.
-        which: Which of the places of `old`, from 0.
+        which: The occurrence of `old` that is replaced, from 0.
     """
 
     check: Callable[[], None]
@@ -31,7 +31,7 @@ class Fault(NamedTuple):
 def assert_seen(
     fault: Fault, kernel: str, emulated: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asserts that the text has the fault's place, and that the check sees the fault."""
+    """Asserts that the text has the faulty line, and that the check sees the fault."""
     edited = []
 
     def edit(text: str) -> str:

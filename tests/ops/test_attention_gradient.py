@@ -34,13 +34,13 @@ def test_the_gradient_of_the_formula_is_that_of_finite_differences() -> None:
 
     step = 1e-6
     for which, gradient in zip((0, 1, 2, 4), gradients_by_formula(*inputs, given), strict=True):
-        for place in np.ndindex(gradient.shape):
+        for index in np.ndindex(gradient.shape):
             moved = []
             for sign in (1, -1):
                 arrays = [array.copy() for array in inputs]
-                arrays[which][place] += sign * step
+                arrays[which][index] += sign * step
                 moved.append(loss(arrays))
-            assert np.isclose((moved[0] - moved[1]) / (2 * step), gradient[place], 1e-6, 1e-8)
+            assert np.isclose((moved[0] - moved[1]) / (2 * step), gradient[index], 1e-6, 1e-8)
 
 
 # every head dim, mask and sharing of heads; lengths around the sizes of tiles and of threadgroups

@@ -98,10 +98,10 @@ def test_gradients_of_a_model(emulated: Emulator, is_packed: bool, has_checkpoin
     model: Decoder = architecture.build(architecture.config.from_hub(architecture.tiny))
     mx.eval(model.parameters())
     tokens = np.arange(2 * 21, dtype=np.int32).reshape(2, 21) * 7 % 60
-    places = np.arange(20)[None] + np.array([[0], [6]])
+    positions = np.arange(20)[None] + np.array([[0], [6]])
     batch = Batch.of_rows(tokens)
     if is_packed:
-        valid, starts = places < 22, places % 9 == 8
+        valid, starts = positions < 22, positions % 9 == 8
         batch = replace(batch, valid=valid, starts=starts, weights=batch.weights * valid)
     if has_checkpoints:
         checkpoint_blocks(model)

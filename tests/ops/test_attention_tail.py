@@ -44,18 +44,18 @@ def arguments(
     texts = mx.random.normal((2, batch, groups, max(lengths) + 1, dims)).astype(stored or dtype)
     ends = mx.array(lengths) - count
     used = slots_after(0, max(lengths) - count, window, sinks)
-    held = slot_positions(ends, used, window, sinks).astype(mx.int32)
+    positions = slot_positions(ends, used, window, sinks).astype(mx.int32)
     width = (heads_in_all * (1 + is_gated) + 2 * groups) * dims
     given: Given = {
         "projected": mx.random.normal((batch, 1, width)).astype(dtype),
         "texts": texts,
         "lengths": lengths,
-        "positions": held,
+        "positions": positions,
         "tail": Tail(*_of(texts, ends[:, None] + mx.arange(SLOTS)), mx.array([count], mx.int32)),
         **{"num_heads": heads_in_all, "window": window, "sinks": sinks, "is_gated": is_gated},
     }
     given["keys"], given["values"] = (
-        mx.pad(each, FREE, constant_values=9.0) for each in _of(texts, held)
+        mx.pad(each, FREE, constant_values=9.0) for each in _of(texts, positions)
     )
     if rotated:
         waves = mx.power(1e4, mx.arange(0, rotated, 2) / rotated)
@@ -98,7 +98,7 @@ def tailed(given: Given) -> tuple[mx.array, Tail]:
     return attention_tail(*arrays, positions, given["tail"], options)
 
 
-def joined_and_attended(given: Given) -> list[mx.array]:
+def merged_and_attended(given: Given) -> list[mx.array]:
     """The same with the tail in the cache, by `attention_step`."""
     window, sinks, lengths = given["window"], given["sinks"], given["lengths"]
     used = slots_after(0, max(lengths), window, sinks)
@@ -111,8 +111,8 @@ def joined_and_attended(given: Given) -> list[mx.array]:
     positions = mx.pad(given["positions"], [(0, 0), (0, missing)], constant_values=-1)
     count = given["tail"].used.item()
     cache = join_tail(keys, values, positions, given["tail"], count, window, sinks)
-    held = slot_positions(mx.array(lengths), used, window, sinks)
-    assert mx.array_equal(cache[2][:, :used], held)
+    slots_before = slot_positions(mx.array(lengths), used, window, sinks)
+    assert mx.array_equal(cache[2][:, :used], slots_before)
     left_out = ("texts", "lengths", "tail", "positions", "keys", "values", "projected")
     options = {name: each for name, each in given.items() if name not in left_out}
     return attention_step(given["projected"], *cache[:2], cache[2][:, :used], **options)
@@ -162,9 +162,9 @@ def by_formula(given: Given) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         k = _rotated(_normed(token[:groups], given.get("key_norm"), eps), length, given)
         keys, values = (_floats(each[row][:, : length + 1]) for each in given["texts"])
         keys[:, length], values[:, length] = k, token[groups:]
-        place = np.arange(length + 1)
-        seen = place > length - (window or length + 1)
-        seen |= place < sinks
+        position = np.arange(length + 1)
+        seen = position > length - (window or length + 1)
+        seen |= position < sinks
         outputs = []
         for head in range(heads):
             group = head // (heads // groups)
@@ -192,11 +192,11 @@ def check(
         got = tailed(given)
     with use_backend("reference"):
         want = tailed(given)
-        joined, *_ = joined_and_attended(given)
+        merged, *_ = merged_and_attended(given)
     dtypes = given["projected"].dtype, given["keys"].dtype
     tolerance = max(TOLERANCE[each] for each in dtypes)
     formula, *own = (mx.array(each) for each in by_formula(given))
-    assert relative_error(joined[:, 0], formula) <= tolerance
+    assert relative_error(merged[:, 0], formula) <= tolerance
     for y, tail in (got, want):
         assert y.dtype == dtypes[0] and tail.used.tolist() == [count + 1]
         assert relative_error(y[:, 0], formula) <= tolerance

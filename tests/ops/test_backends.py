@@ -63,7 +63,7 @@ CASES = {
         2,
         gpu_keeps_dtype=True,
     ),
-    # maps smaller and larger than the window, and steps of one place and two
+    # maps smaller and larger than the window, and steps of one position and two
     "depthwise_convolution": Case(
         lambda n, dtype: (
             _normal(2, 3, 5 + n % 9, n, dtype=dtype),

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.ops import Projection, bit_linear, pack_ternary, ternary_matmul
-from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch, self_check
+from mlx_mmfree.ops.backend import choice, dispatch, launch, self_check, stored_results
 from mlx_mmfree.ops.ternary_matmul.metal import own_way, way_of_product
 from tests.emulator.emulator import Emulator
 from tests.graph import stand_in
@@ -45,10 +45,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
-    """Time as the test wants it, and a folder in which choices are kept."""
+    """Time as the test wants it, and a folder in which choices are stored."""
     monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(choice.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(kept_results, "_kept", {})
+    monkeypatch.setattr(stored_results, "_sections", {})
     monkeypatch.setattr(choice, "_chosen", {})
     made = Clock()
     monkeypatch.setattr(choice, "_clock", made)
@@ -64,7 +64,7 @@ def choose(
 
 def start_process() -> None:
     choice._chosen.clear()
-    kept_results._kept.clear()
+    stored_results._sections.clear()
 
 
 def test_the_faster_is_chosen_once(clock: Clock) -> None:
@@ -76,8 +76,8 @@ def test_the_faster_is_chosen_once(clock: Clock) -> None:
     start_process()
     assert choose(clock) == "second"
     assert not clock.runs
-    kept = {"chosen": "second", "seconds": clock.costs}
-    assert choice.kept_choices() == {"product(rows=1)": kept}
+    stored = {"chosen": "second", "seconds": clock.costs}
+    assert choice.stored_choices() == {"product(rows=1)": stored}
 
 
 def test_each_class_is_timed(clock: Clock) -> None:
@@ -99,7 +99,7 @@ def test_short_runs_are_repeated(clock: Clock, monkeypatch: pytest.MonkeyPatch) 
     assert choose(clock) == "first"
     # the results are compared; then by turns one is timed, and as many as fit
     assert clock.runs == ["first", "second"] + (["first"] * (1 + 4) + ["second"]) * choice.ROUNDS
-    [found] = choice.kept_choices().values()
+    [found] = choice.stored_choices().values()
     assert found["seconds"] == {"first": 0.25 / 4, "second": 2.0}
 
 
@@ -125,7 +125,7 @@ def test_nothing_is_timed_where_one_is_forced(
     with choice.use("of the CPU"):
         assert way_for(clock, 100) == "tiles"
     assert not clock.runs
-    assert choice.kept_choices() == {}
+    assert choice.stored_choices() == {}
 
 
 def test_an_unknown_name_is_the_users_mistake(
@@ -154,7 +154,7 @@ def test_nothing_is_timed_where_ours_computes(clock: Clock, rows: int, mlx_is_ex
 def test_the_default_follows_the_chip(
     chip: str, few: str, many: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_results, "device_name", lambda: chip)
+    monkeypatch.setattr(stored_results, "device_name", lambda: chip)
     with choice.untimed():
         assert (way_for(clock, 48), way_for(clock, 49)) == (few, many)
         assert way_for(clock, 49, mlx_is_exact=False) == "tiles"
@@ -197,7 +197,7 @@ def test_beside_what_fails_the_default_computes(
     clock.costs = {"second": 0.1}
     assert choose(clock, run=run) == "first"
     # the next process tries again
-    assert choice.kept_choices() == {}
+    assert choice.stored_choices() == {}
 
 
 def test_results_that_differ_are_left_out(clock: Clock) -> None:
@@ -343,7 +343,7 @@ def test_bit_linear_takes_the_faster(
         want = bit_linear(x, [projection], residual=residual)
     assert mx.allclose(bit_linear(x, [projection], residual=residual), want, rtol=1e-5)
     assert "mlx" in timed.runs
-    assert len(choice.kept_choices()) == 1
+    assert len(choice.stored_choices()) == 1
     timed.runs.clear()
     assert mx.allclose(bit_linear(x, [projection], residual=residual), want, rtol=1e-5)
     assert timed.runs == kernels
@@ -364,7 +364,7 @@ def test_few_tiles_with_many_inputs_are_split(timed: Clock) -> None:
         "bit_linear_codes",
         "bit_linear_tiles_1_split",
     ]
-    for found in choice.kept_choices().values():
+    for found in choice.stored_choices().values():
         assert found["chosen"] == "split"
         assert set(found["seconds"]) == {"split", "mlx"}
 
@@ -372,7 +372,7 @@ def test_few_tiles_with_many_inputs_are_split(timed: Clock) -> None:
 def test_floats_are_not_multiplied_as_less_than_float32(timed: Clock) -> None:
     ternary_matmul(codes(40) / 7, WEIGHT)
     bit_linear(codes(40), [Projection(WEIGHT, mx.array([0.5]))], quantize=False)
-    assert choice.kept_choices() == {}
+    assert choice.stored_choices() == {}
     assert "mlx" not in timed.runs
     ternary_matmul(codes(40).astype(mx.float16), WEIGHT)
     assert "mlx" in timed.runs
@@ -391,7 +391,7 @@ def test_a_choice_that_does_not_run_gives_way_to_the_default(
     timed: Clock, emulated: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # where MLX's product is the default
-    monkeypatch.setattr(kept_results, "device_name", lambda: "Apple M5")
+    monkeypatch.setattr(stored_results, "device_name", lambda: "Apple M5")
     timed.costs = {"ternary_matmul_prefill": 0.5}
     x = codes(50)
     want = x @ TRITS.T.astype(mx.float32)
@@ -412,7 +412,7 @@ def test_an_unsound_kernel_is_not_timed(timed: Clock, emulated: Emulator) -> Non
         got = ternary_matmul(x, WEIGHT, codes=True)
     # by another backend
     assert mx.array_equal(got, x @ TRITS.T.astype(mx.float32))
-    assert choice.kept_choices() == {}
+    assert choice.stored_choices() == {}
 
 
 @pytest.mark.parametrize("kernel", ["ternary_matmul_prefill", "mlx"])
@@ -422,7 +422,7 @@ def test_gradients_do_not_depend_on_the_choice(timed: Clock, kernel: str) -> Non
     gradient = mx.grad(lambda x: (ternary_matmul(x, WEIGHT, codes=True) * weights).sum())(codes(50))
     want = mx.broadcast_to(weights @ TRITS.astype(mx.float32), (50, 32))
     assert mx.array_equal(gradient, want)
-    [found] = choice.kept_choices().values()
+    [found] = choice.stored_choices().values()
     assert found["chosen"] == {"ternary_matmul_prefill": "tiles"}.get(kernel, "mlx")
 
 

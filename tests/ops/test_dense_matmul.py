@@ -112,8 +112,8 @@ def test_rounding_is_asked_for_by_the_environment_and_named(
         dense_matmul(x, few, few_variant, activation_bits=8),
         dense_matmul(x, four, four_variant),
     )
-    for kept in (module.rounds_activations, module._warn_of_rounding):
-        kept.cache_clear()
+    for cached in (module.rounds_activations, module._warn_of_rounding):
+        cached.cache_clear()
     monkeypatch.setenv(module.ENVIRONMENT_VARIABLE, "8")
     try:
         assert mx.array_equal(dense_matmul(x, four, four_variant), other)

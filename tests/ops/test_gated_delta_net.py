@@ -138,10 +138,10 @@ def test_gradients_on_metal(metal: None) -> None:
         assert relative_error(g, w) <= 1e-5
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_shapes_of_inputs_that_do_not_fit(place: int) -> None:
+@pytest.mark.parametrize("argument", range(6))
+def test_shapes_of_inputs_that_do_not_fit(argument: int) -> None:
     arrays = arguments(SIZES[0], 3, 4, mx.float32)
-    arrays[place] = arrays[place][..., :-7] if place < 2 else arrays[place][1:]
+    arrays[argument] = arrays[argument][..., :-7] if argument < 2 else arrays[argument][1:]
     with pytest.raises(ValueError, match=r"^\[delta_rule_inputs\] '"):
         delta_rule_inputs(*arrays, SIZES[0])
 

@@ -244,32 +244,32 @@ def test_padding_and_starts(backend: str, use: str) -> None:
         o, last = computed(**padded, valid=valid, starts=starts)
     for row in range(2):
         own = {name: x[row : row + 1] for name, x in given.items()}
-        before, kept = own.pop("state"), np.flatnonzero(np.array(valid[row]))
+        before, real = own.pop("state"), np.flatnonzero(np.array(valid[row]))
         begins = [n for n in np.flatnonzero(np.array(starts[row])) if valid[row, n].item()]
         for first, stop in zip([0, *begins], [*begins, 100], strict=True):
-            place = mx.array([int(n) for n in kept if first <= n < stop])
+            index = mx.array([int(n) for n in real if first <= n < stop])
             before = before if first == 0 else mx.zeros(before.shape)
-            part = {name: x[:, :, place] for name, x in own.items()} | {"state": before}
+            part = {name: x[:, :, index] for name, x in own.items()} | {"state": before}
             want, before = by_formula(part)
-            assert relative_error(o[row : row + 1][:, :, place], want) <= FLOAT32
+            assert relative_error(o[row : row + 1][:, :, index], want) <= FLOAT32
         assert relative_error(last[row : row + 1], before) <= FLOAT32
 
 
 @pytest.mark.parametrize("use", USES)
-def test_pieces(backend: str, use: str) -> None:
+def test_parts(backend: str, use: str) -> None:
     given = arguments(100, use)
     state, outputs = given.pop("state"), []
     with use_backend(backend):
         whole, last = computed(**given, state=state)
         for first, stop in ((0, 1), (1, 2), (2, 67), (67, 100)):
-            piece = {name: x[:, :, first:stop] for name, x in given.items()}
-            o, state = computed(**piece, state=state)
+            part = {name: x[:, :, first:stop] for name, x in given.items()}
+            o, state = computed(**part, state=state)
             outputs.append(o)
-    pieces = mx.concatenate(outputs, axis=2)
+    parts = mx.concatenate(outputs, axis=2)
     if backend == "chunked":
-        assert_close((pieces, state), (whole, last))
+        assert_close((parts, state), (whole, last))
     else:
-        assert mx.array_equal(pieces, whole) and mx.array_equal(state, last)
+        assert mx.array_equal(parts, whole) and mx.array_equal(state, last)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
@@ -290,7 +290,7 @@ def test_other_dtypes_are_computed_in_float32(backend: str, dtype: mx.Dtype) -> 
 def test_a_step_on_metal_reads_and_writes_the_state_once(
     emulated: Emulator, use: str, values: int
 ) -> None:
-    # two pieces of a column, and more columns than lanes or four to a lane
+    # two segments of a column, and more columns than lanes or four to a lane
     given = arguments(3, use, sizes=(2, 2, 20, values))
     with use_backend("metal"):
         assert_close(computed(**given), by_formula(given))
@@ -476,7 +476,7 @@ FAULTS = {
     "step: barrier before they are replaced": Fault(step, BARRIER, "", 1),
     "step: barrier before outputs are added up": Fault(step, BARRIER, "", 2),
     "step: barrier before the next position": Fault(step, BARRIER, "", 3),
-    "step: pieces left out": Fault(step, "p < PARTS", "p < PARTS - 1", 0),
+    "step: segments left out": Fault(step, "p < PARTS", "p < PARTS - 1", 0),
     "step: gate left out": Fault(step, "gate * piece[i][c]", "piece[i][c]", 0),
     "step: nothing removed": Fault(step, "written[c] -= sum;", "", 0),
     "step: columns beyond the last": Fault(step, "column < values", "true", 0),
@@ -490,13 +490,13 @@ FAULTS = {
         chunks, "kept[place + i * dims + c] = piece", "kept[place + i * dims + c] = 0 * piece", 0
     ),
     "chunks: gates of another chunk": Fault(chunks, "gates + chunk *", "gates + head *", 0),
-    "chunks: what was read is kept": Fault(chunks, "value[at] - sum", "value[at]", 0),
+    "chunks: what was read is stored": Fault(chunks, "value[at] - sum", "value[at]", 0),
     "chunks: state stays": Fault(chunks, "fma(number, left[c], piece[i][c])", "piece[i][c]", 0),
-    "chunks: pieces left out": Fault(chunks, "p < PARTS", "p < PARTS - 1", 0),
+    "chunks: segments left out": Fault(chunks, "p < PARTS", "p < PARTS - 1", 0),
     "chunks: columns beyond the last": Fault(chunks, "column < dims", "true", 0),
     "chunks: rows beyond the last": Fault(chunks, "first + i < keys", "true", 1),
     "between: barrier before gates are read": Fault(chunks_of_heads, BARRIER, "", 0),
-    "between: barrier before blocks are joined": Fault(chunks_of_heads, BARRIER, "", 1),
+    "between: barrier before blocks are merged": Fault(chunks_of_heads, BARRIER, "", 1),
     "between: barrier between products": Fault(chunks_of_heads, BARRIER, "", 2),
     "between: gates beyond the last": Fault(chunks_of_heads, "&& position < length", "", 0),
     "between: a gate too early": Fault(

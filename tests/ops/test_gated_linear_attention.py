@@ -176,13 +176,13 @@ def test_padding_and_starts(backend: str, gate: str) -> None:
     with use_backend(backend):
         o, last = gated_linear_attention(q, k, v, f, state, valid=valid, starts=starts)
     for row in range(2):
-        before, kept = state[row : row + 1], np.flatnonzero(np.array(valid[row]))
+        before, real = state[row : row + 1], np.flatnonzero(np.array(valid[row]))
         begins = [n for n in np.flatnonzero(np.array(starts[row])) if valid[row, n].item()]
         for first, stop in zip([0, *begins], [*begins, 100], strict=True):
-            place = mx.array([int(n) for n in kept if first <= n < stop])
-            own = [None if x is None else x[row : row + 1][:, :, place] for x in (q, k, v, f)]
+            index = mx.array([int(n) for n in real if first <= n < stop])
+            own = [None if x is None else x[row : row + 1][:, :, index] for x in (q, k, v, f)]
             want, before = by_formula(*own, before if first == 0 else mx.zeros(before.shape))
-            assert relative_error(o[row : row + 1][:, :, place], want) <= FLOAT32
+            assert relative_error(o[row : row + 1][:, :, index], want) <= FLOAT32
         assert relative_error(last[row : row + 1], before) <= FLOAT32
 
 

@@ -93,7 +93,7 @@ def names_of(results: list[mx.array], leaves: list[mx.array]) -> list[str]:
     return [node.name for node in graph_of(results, leaves).nodes]
 
 
-def test_a_joined_graph_is_one_operation_of_the_same_results() -> None:
+def test_a_fused_graph_is_one_operation_of_the_same_results() -> None:
     weight = mx.random.normal((8,))
     mx.eval(weight)
     x, y = mx.random.normal((3, 8)), mx.random.normal((3, 8))
@@ -112,14 +112,14 @@ def test_a_joined_graph_is_one_operation_of_the_same_results() -> None:
     assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_what_has_no_operations_is_not_joined() -> None:
+def test_what_has_no_operations_is_not_fused() -> None:
     x = mx.ones((3,))
     mx.eval(x)
     (same,) = native.kernels().joined([x], [x])
     assert names_of([same], []) == []
 
 
-def test_streams_are_not_joined() -> None:
+def test_streams_are_not_fused() -> None:
     x = mx.ones((3,))
     mx.eval(x)
     with mx.stream(mx.new_stream(mx.Device(mx.cpu))):
@@ -128,7 +128,7 @@ def test_streams_are_not_joined() -> None:
     assert names_of([z], [x]) == ["Exp", "Abs"]
 
 
-def test_a_joined_operation_outlives_its_arrays() -> None:
+def test_a_fused_operation_outlives_its_arrays() -> None:
     """The arrays that it keeps last until it has run, though nothing else holds them."""
     x = mx.random.normal((64, 256))
     mx.eval(x)
@@ -143,7 +143,7 @@ def test_a_joined_operation_outlives_its_arrays() -> None:
         assert mx.array_equal(y, want)
 
 
-def test_joined_operations_write_in_place_what_nothing_else_holds() -> None:
+def test_fused_operations_write_in_place_what_nothing_else_holds() -> None:
     mx.clear_cache()
     count = 2**20
 
@@ -158,13 +158,13 @@ def test_joined_operations_write_in_place_what_nothing_else_holds() -> None:
     x = grown(x)
     mx.eval(x)
     assert mx.get_peak_memory() - before < 4 * count // 2
-    held = x
+    x_after = x
     y = grown(x)
     mx.eval(y)
-    assert mx.array_equal(held, mx.ones((count,))) and mx.array_equal(y, held)
+    assert mx.array_equal(x_after, mx.ones((count,))) and mx.array_equal(y, x_after)
 
 
-def test_operations_of_mlx_are_joined_that_copy() -> None:
+def test_operations_of_mlx_are_fused_that_copy() -> None:
     """Their results are asked for the stream, as where a reshape has to copy."""
     x = mx.random.normal((4, 6, 8))
     mx.eval(x)

@@ -58,9 +58,9 @@ def test_equals_the_matrix(dtype: mx.Dtype, rows: int, dims: int, block: int) ->
 
 def test_a_single_number_becomes_signs() -> None:
     size = 8192
-    for place in (0, 1, 5, 4096, 8191):
-        y = np.array(hadamard((mx.arange(size) == place).astype(mx.float32), size))
-        common = np.arange(size) & place
+    for index in (0, 1, 5, 4096, 8191):
+        y = np.array(hadamard((mx.arange(size) == index).astype(mx.float32), size))
+        common = np.arange(size) & index
         parity = sum((common >> k) & 1 for k in range(13)) % 2
         assert np.abs(y - (1 - 2 * parity) / math.sqrt(size)).max() <= 1e-9
 
@@ -282,7 +282,7 @@ FAULTS = {
     ),
     "norm: barrier before the exchange": Fault(of_norm, BARRIER, "", 1),
     "norm: numbers that have met": Fault(of_norm, "step = done / stride", "step = 1", 0),
-    "norm: neighbours' places": Fault(of_norm, "+ index % stride", "", 0),
+    "norm: neighbours' indices": Fault(of_norm, "+ index % stride", "", 0),
     "sum: branch of the first row": Fault(of_sum, "branch + row * dims", "branch", 0),
     "sum: squares of the stream alone": Fault(
         of_sum, " + static_cast<float>((branches + start)[k])", "", 0

@@ -2,7 +2,7 @@
 
 MLX's fast operations and the library's kernels are stand-ins that count as one each, as does what the
 library lets MLX fuse; views count as none. A concatenation counts as a copy of each part, and a pad as a
-fill and a copy. A layer's own are what a model of three layers has beyond one of two. Weights are joined
+fill and a copy. A layer's own are what a model of three layers has beyond one of two. Weights are merged
 as they are when a model is loaded.
 """
 

@@ -204,8 +204,8 @@ def test_scan(length: int, dtype: mx.Dtype) -> None:
     check_scan_gradient(*inputs)
 
 
-def test_scan_with_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("mlx_mmfree.ops.linear_scan"), "_MANY_PLACES", 0)
+def test_scan_with_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("mlx_mmfree.ops.linear_scan"), "_MANY_INDICES", 0)
     inputs = scan_inputs(2, 200, 37, mx.float16)
     check_scan(*inputs)
     check_scan_gradient(*inputs)

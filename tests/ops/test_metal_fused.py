@@ -173,8 +173,8 @@ def test_positions(length: int, dims: int, dtype: mx.Dtype) -> None:
     check_step(2, dims, dtype, length=length, has_starts=True)
 
 
-def test_positions_with_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("mlx_mmfree.ops.linear_scan"), "_MANY_PLACES", 0)
+def test_positions_with_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("mlx_mmfree.ops.linear_scan"), "_MANY_INDICES", 0)
     check_step(2, 40, mx.float16, length=130, has_starts=True)
 
 
@@ -202,8 +202,8 @@ def test_gradient_of_positions() -> None:
     gates = mx.random.normal((2, 70, 3 * 40))
     state, weight = mx.random.normal((2, 40)), 1 + 0.1 * mx.random.normal((40,))
     bound = mx.random.uniform(shape=(40,))
-    places = mx.arange(2 * 70).reshape(2, 70)
-    given = {"valid": places % 5 != 1, "starts": places % 9 == 4, "eps": 1e-3}
+    numbers = mx.arange(2 * 70).reshape(2, 70)
+    given = {"valid": numbers % 5 != 1, "starts": numbers % 9 == 4, "eps": 1e-3}
 
     def loss(gates: mx.array, state: mx.array, weight: mx.array, bound: mx.array) -> mx.array:
         y, last = mlgru_step(gates, state, weight, lower_bound=bound, **given)
@@ -292,14 +292,14 @@ def test_traffic_of_a_step(emulated: Emulator) -> None:
 def test_traffic_of_positions(emulated: Emulator) -> None:
     check_step(2, 40, mx.float16, length=130, is_masked=False)
     scan, output = emulated.records[-2:]
-    places = 2 * 130 * 40
+    count = 2 * 130 * 40
     # the gates of the first of two chunks are read once more, for what it does to a state
-    assert scan.loaded["gates"] == (places + 2 * 65 * 40) * 2 * 2
-    assert scan.stored == {"states": places * 4, "last": 2 * 40 * 4}
+    assert scan.loaded["gates"] == (count + 2 * 65 * 40) * 2 * 2
+    assert scan.stored == {"states": count * 4, "last": 2 * 40 * 4}
     # the output gate is read once more, for its norm
-    assert output.loaded["gate"] == places * 2 * 2
-    assert output.loaded["h"] == places * 4
-    assert output.stored == {"out": places * 2}
+    assert output.loaded["gate"] == count * 2 * 2
+    assert output.loaded["h"] == count * 4
+    assert output.stored == {"out": count * 2}
 
 
 def test_traffic_of_a_gated_norm(emulated: Emulator) -> None:

@@ -27,7 +27,7 @@ def test_every_word_counts(rows: int, width: int) -> None:
     assert kernel_times.plain_read_fault() is None
 
 
-def test_bits_of_all_rows_and_steps_are_joined() -> None:
+def test_bits_of_all_rows_and_steps_are_merged() -> None:
     words = mx.zeros((8, 64), mx.uint32)
     words[0, 0], words[3, 32], words[3, 33], words[4, 63] = 1, 2, 16, 128
     assert kernel_times._definition(words).tolist() == [3 + 16, 128]

@@ -129,7 +129,7 @@ KERNELS = {
 
 FAULTS: dict[str, Fault] = {
     "decode with halves: inputs not taken off": Fault(halves, "[n] -= totals[row]", "[n]", 0),
-    "decode with halves: unit of another place": Fault(halves, "f * unit_of_code(k)", "f", 0),
+    "decode with halves: unit of another index": Fault(halves, "f * unit_of_code(k)", "f", 0),
     "decode with halves: infinite inputs": Fault(
         halves_of_extremes, "< INFINITY", "<= INFINITY", 0
     ),
@@ -145,10 +145,12 @@ FAULTS: dict[str, Fault] = {
     "decode: inputs beyond the last": Fault(decode, "start + place < dims", "true", 0),
     "decode: wrong mask": Fault(decode, "3u << (2 * place)", "3u << (2 * place + 1)", 0),
     "decode: half of a code": Fault(decode, "3u << (2 * place)", "1u << (2 * place)", 0),
-    "decode: upper places": Fault(decode, "words >> 16", "words >> 14", 0),
+    "decode: upper indices": Fault(decode, "words >> 16", "words >> 14", 0),
     "decode: exponent": Fault(decode, "0x4B000000", "0x4A800000", 0),
     "decode: trits not centred": Fault(decode, "unit - 1.0f", "unit", 0),
-    "decode: unit of a place": Fault(decode, "float>(1u << (2 * place))", "float>(1u << place)", 0),
+    "decode: unit of an index": Fault(
+        decode, "float>(1u << (2 * place))", "float>(1u << place)", 0
+    ),
     "decode: outputs beyond the last": Fault(decode, "first + n < outputs)", "true)", 0),
     "decode: words beyond the last": Fault(decode, "min(n, outputs - 1 - first)", "n", 0),
     "decode: rows beyond the last": Fault(decode, "first_row + row < rows", "true", 0),
@@ -165,8 +167,8 @@ FAULTS: dict[str, Fault] = {
     "prefill: barrier before products": Fault(prefill, BARRIER, "", 1),
     "prefill: barrier before strip is read": Fault(prefill, SIMD_BARRIER, "", 2),
     "prefill: barrier before strip is reused": Fault(prefill, SIMD_BARRIER, "", 3),
-    "prefill: places": Fault(prefill, "place % 8 + n", "place % 8", 0),
-    "prefill: upper places": Fault(prefill, "place - place % 8", "0", 0),
+    "prefill: indices": Fault(prefill, "place % 8 + n", "place % 8", 0),
+    "prefill: upper indices": Fault(prefill, "place - place % 8", "0", 0),
     "prefill: trits not centred": Fault(prefill, "unit - 1.0f", "unit", 0),
     "prefill: weights not transposed": Fault(prefill, "0, true)", "0, false)", 0),
     "prefill: depth": Fault(prefill, "at < DEPTH; at += 8", "at < DEPTH - 8; at += 8", 0),
@@ -227,11 +229,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "fused: stride of words": Fault(fused_sums, "word += 32", "word += 33", 0),
     "fused: wrong mask": Fault(fused_sums, "0x00030003u", "0x00010003u", 0),
-    "fused: trits of another place": Fault(fused_sums, "4 * four + k)", "4 * four)", 0),
-    "fused: upper places": Fault(fused_sums, "word >> 10", "word >> 8", 0),
-    "fused: unit of another place": Fault(fused_sums, "index % 2 == 0 ?", "true ?", 0),
+    "fused: trits of another index": Fault(fused_sums, "4 * four + k)", "4 * four)", 0),
+    "fused: upper indices": Fault(fused_sums, "word >> 10", "word >> 8", 0),
+    "fused: unit of another index": Fault(fused_sums, "index % 2 == 0 ?", "true ?", 0),
     "fused: inputs of another quarter": Fault(fused_sums, "+ four + 2)", "+ four + 1)", 0),
-    "fused: inputs of another place": Fault(fused_sums, "low[k]", "low[k / 2]", 0),
+    "fused: inputs of another index": Fault(fused_sums, "low[k]", "low[k / 2]", 0),
     "fused: sum of inputs left out": Fault(fused_sums, "-totals[r]", "0.0f", 0),
     "fused: sum of one SIMD group's inputs": Fault(
         fused_sums, "lane < SIMD_GROUPS ? total", "lane == 0 ? total", 0
@@ -240,7 +242,7 @@ FAULTS: dict[str, Fault] = {
     "fused without halves: wrong mask": Fault(
         fused_flushing, "3u << (2 * place)", "3u << (2 * place + 1)", 0
     ),
-    "fused without halves: upper places": Fault(
+    "fused without halves: upper indices": Fault(
         fused_flushing, "under_exponent(word, 8)", "under_exponent(word, 0)", 0
     ),
     "fused wide: result of another output": Fault(
@@ -308,7 +310,7 @@ FAULTS: dict[str, Fault] = {
     "fused: ties": Fault(fused_ties, "half_away ? round", "half_away ? rint", 0),
     "tiles: barrier before tiles are reused": Fault(tiles, BARRIER, "", 0),
     "tiles: barrier before products": Fault(tiles, BARRIER, "", 1),
-    "tiles: codes of another place": Fault(tiles, "? first[n", "? second[n", 0),
+    "tiles: codes of another index": Fault(tiles, "? first[n", "? second[n", 0),
     "tiles: codes not centred": Fault(tiles, "half(1152.0f)", "half(1151.0f)", 0),
     "tiles: codes of the tile before": Fault(
         tiles, "x_at[i] += STEP / 4", "x_at[i] += STEP / 8", 0
@@ -388,7 +390,7 @@ FAULTS: dict[str, Fault] = {
     "many codes: an input too many": Fault(
         many_codes, "inside = k < dims", "inside = k <= dims", 0
     ),
-    "many codes: places": Fault(many_codes, "16 * (n % 2) + 8 * (n / 2)", "8 * n", 0),
+    "many codes: indices": Fault(many_codes, "16 * (n % 2) + 8 * (n / 2)", "8 * n", 0),
     "many codes: NaN": Fault(many_bad_rows, "isnan(weighted) ? INFINITY", "false ? INFINITY", 0),
 }
 

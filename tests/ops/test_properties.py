@@ -231,13 +231,13 @@ def test_bad_rows_stay_alone(op: str, backend: str) -> None:
     def claim(rows: int, seed: int, bad: list[float], dtype: mx.Dtype) -> None:
         random = np.random.default_rng(seed)
         x = random.standard_normal((rows, 70)).astype(np.float32)
-        places = random.permutation(rows)[: len(bad)]
-        x[places] = 0
+        bad_rows = random.permutation(rows)[: len(bad)]
+        x[bad_rows] = 0
         want = ROW_BY_ROW[op](mx.array(x).astype(dtype))
-        x[places, random.integers(0, 70, len(places))] = bad[: len(places)]
+        x[bad_rows, random.integers(0, 70, len(bad_rows))] = bad[: len(bad_rows)]
         got = ROW_BY_ROW[op](mx.array(x).astype(dtype))
         finite = np.array(mx.isfinite(got))
-        is_bad = np.isin(np.arange(rows), places)
+        is_bad = np.isin(np.arange(rows), bad_rows)
         assert finite[~is_bad].all()
         assert not finite[is_bad].all(axis=-1).any()
         same = np.array(got.astype(mx.float32)) == np.array(want.astype(mx.float32))
@@ -273,11 +273,11 @@ def test_a_scan_may_be_cut(op: str, backend: str) -> None:
         at = round(cut * length)
         first, middle = ops.linear_scan(arrays[0][:, :at], arrays[1][:, :at], arrays[2])
         second, end = ops.linear_scan(arrays[0][:, at:], arrays[1][:, at:], middle)
-        joined = mx.concatenate([first, second], axis=1)
+        both = mx.concatenate([first, second], axis=1)
         if backend in ("native", "reference"):
-            assert mx.array_equal(joined, states)
+            assert mx.array_equal(both, states)
             assert mx.array_equal(end, last)
-        assert_close(joined, states, 1e-5)
+        assert_close(both, states, 1e-5)
         assert_close(end, last, 1e-5)
 
     hold(

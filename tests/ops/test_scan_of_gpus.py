@@ -82,13 +82,13 @@ def test_the_gradient_of_the_definition_is_that_of_finite_differences() -> None:
 
     inputs, step = [f, i, state], 1e-6
     for which, gradient in enumerate(scan_gradients(f, i, state, *given)):
-        for place in np.ndindex(gradient.shape):
+        for index in np.ndindex(gradient.shape):
             moved = []
             for sign in (1, -1):
                 arrays = [array.copy() for array in inputs]
-                arrays[which][place] += sign * step
+                arrays[which][index] += sign * step
                 moved.append(loss(arrays))
-            assert np.isclose((moved[0] - moved[1]) / (2 * step), gradient[place], rtol=1e-6)
+            assert np.isclose((moved[0] - moved[1]) / (2 * step), gradient[index], rtol=1e-6)
 
 
 @pytest.mark.sample(2)
@@ -129,9 +129,9 @@ def test_a_wrong_cuda_kernel_is_switched_off(cuda: None, monkeypatch: pytest.Mon
     compiler.unavailable() is not None, reason="clang comes with the package ziglang"
 )
 @pytest.mark.parametrize("type_", ["float", "_Float16", "__bf16"])
-@pytest.mark.parametrize("place", ["unsigned", "size_t"])
-def test_the_cuda_kernels_compile(type_: str, place: str, tmp_path: Path) -> None:
-    text = f"{DECLARATIONS}typedef {place} Place;"
+@pytest.mark.parametrize("index", ["unsigned", "size_t"])
+def test_the_cuda_kernels_compile(type_: str, index: str, tmp_path: Path) -> None:
+    text = f"{DECLARATIONS}typedef {index} Place;"
     for kernel in KERNELS:
         parameters = []
         for name in kernel.text["input_names"]:

@@ -20,7 +20,7 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
-from mlx_mmfree.ops.backend import dispatch, kept_results, metal_functions, self_check
+from mlx_mmfree.ops.backend import dispatch, metal_functions, self_check, stored_results
 from tests.backends import change_backend
 from tests.emulator.emulator import Emulator
 
@@ -125,16 +125,16 @@ def test_other_kernels_take_over_from_a_fused_one(device: Emulator) -> None:
 
 
 @pytest.fixture
-def kept(device: Emulator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder in which results are kept."""
+def folder(device: Emulator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which results are stored."""
     monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept_results, "_kept", {})
+    monkeypatch.setattr(stored_results, "_sections", {})
     return tmp_path / "cache" / "kernel_checks"
 
 
 def start_process() -> None:
     self_check._checks.clear()
-    kept_results._kept.clear()
+    stored_results._sections.clear()
 
 
 def launches(device: Emulator) -> int:
@@ -143,18 +143,18 @@ def launches(device: Emulator) -> int:
     return len(device.records) - before
 
 
-def test_another_process_does_not_check_again(device: Emulator, kept: Path) -> None:
+def test_another_process_does_not_check_again(device: Emulator, folder: Path) -> None:
     assert launches(device) == 2
     start_process()
     assert launches(device) == 1
-    [file] = kept.iterdir()
+    [file] = folder.iterdir()
     [results] = json.loads(file.read_text()).values()
     assert list(results.values()) == [None]
     self_check.check_again()
     assert launches(device) == 2
 
 
-def test_a_kept_fault_warns_in_another_process(device: Emulator, kept: Path) -> None:
+def test_a_stored_fault_warns_in_another_process(device: Emulator, folder: Path) -> None:
     device.edit = lambda text: text.replace("unit - 1.0f", "unit")
     with pytest.warns(RuntimeWarning, match="wrong values"):
         assert launches(device) == 1
@@ -197,7 +197,7 @@ def failing(message: str, kind: type[Exception]) -> Callable[[str], str]:
     ],
 )
 def test_a_failure_that_may_pass_is_tried_again_in_another_process(
-    device: Emulator, kept: Path, message: str, kind: type[Exception], lasts: bool
+    device: Emulator, folder: Path, message: str, kind: type[Exception], lasts: bool
 ) -> None:
     device.edit = failing(message, kind)
     with pytest.warns(RuntimeWarning, match="ternary_matmul_decode.*does not run"):
@@ -217,18 +217,18 @@ def test_a_failure_that_may_pass_is_tried_again_in_another_process(
     "fact", ["_device_name", "_system_version", "mlx_version", "_text_of_operations"]
 )
 def test_what_a_stored_result_holds_for(
-    device: Emulator, kept: Path, fact: str, monkeypatch: pytest.MonkeyPatch
+    device: Emulator, folder: Path, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launches(device) == 2
     start_process()
-    monkeypatch.setattr(kept_results, fact, lambda *_: "another")
+    monkeypatch.setattr(stored_results, fact, lambda *_: "another")
     assert launches(device) == 2
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 2
 
 
-def test_a_damaged_result_is_found_again(device: Emulator, kept: Path) -> None:
+def test_a_damaged_result_is_found_again(device: Emulator, folder: Path) -> None:
     assert launches(device) == 2
-    [file] = kept.iterdir()
+    [file] = folder.iterdir()
     sound = file.read_bytes()
     file.write_bytes(sound.replace(b"null", b"[]"))
     start_process()
@@ -241,33 +241,33 @@ def test_a_damaged_result_is_found_again(device: Emulator, kept: Path) -> None:
     [b"", b"[1]", b'{"kernels', b"\xff\xfe", b"[" * 100_000, b'{"kernels": 1}'],
     ids=repr,
 )
-def test_damaged_results_are_ignored(device: Emulator, kept: Path, content: bytes) -> None:
+def test_damaged_results_are_ignored(device: Emulator, folder: Path, content: bytes) -> None:
     assert launches(device) == 2
-    [file] = kept.iterdir()
+    [file] = folder.iterdir()
     sound = file.read_bytes()
     file.write_bytes(content)
     start_process()
     assert launches(device) == 2
     assert file.read_bytes() == sound
-    assert list(kept.iterdir()) == [file]
+    assert list(folder.iterdir()) == [file]
 
 
-def test_a_cache_that_cannot_be_written(device: Emulator, kept: Path) -> None:
-    kept.parent.mkdir()
-    kept.write_text("a file where the folder should be")
+def test_a_cache_that_cannot_be_written(device: Emulator, folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.write_text("a file where the folder should be")
     assert launches(device) == 2
     assert launches(device) == 1
-    assert list(kept.parent.iterdir()) == [kept]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_a_cache_that_is_turned_off(
-    device: Emulator, kept: Path, monkeypatch: pytest.MonkeyPatch
+    device: Emulator, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_MMFREE_CACHE", "0")
     assert launches(device) == 2
     start_process()
     assert launches(device) == 2
-    assert not kept.exists()
+    assert not folder.exists()
 
 
 def test_threads_that_ask_at_once_check_once(device: Emulator) -> None:
@@ -296,6 +296,6 @@ def test_the_version_of_the_system_has_its_release_and_its_build(
 ) -> None:
     monkeypatch.setattr(platform, "mac_ver", lambda: ("15.1", ("", "", ""), "arm64"))
     monkeypatch.setattr(platform, "version", lambda: "Darwin Kernel Version 24.1.0: xnu-11215.41.3")
-    found = kept_results._system_version.__wrapped__()
+    found = stored_results._system_version.__wrapped__()
     assert found.startswith("15.1 ")
     assert found.endswith("xnu-11215.41.3")

@@ -30,7 +30,7 @@ def test_the_gradient_takes_the_memory_of_the_array() -> None:
         x = mx.random.normal((1, length, 4))
         mx.eval(x)
         graph = graph_of([gradient(x)], [x])
-        return sum(graph.arrays[place].nbytes for node in graph.nodes for place in node.outputs)
+        return sum(graph.arrays[index].nbytes for node in graph.nodes for index in node.outputs)
 
     x = mx.random.normal((2, 100, 3))
     assert mx.allclose(gradient(x), 3 * x**2, rtol=1e-5)

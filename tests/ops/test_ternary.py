@@ -143,14 +143,14 @@ def test_packing_at_once_shows_what_is_not_finite_in_the_scale(value: float) -> 
     assert not mx.isfinite(scale).item()
 
 
-@pytest.mark.parametrize("place", [0, 70_000, 139_999])
+@pytest.mark.parametrize("index", [0, 70_000, 139_999])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
-def test_whether_all_numbers_are_finite(dtype: mx.Dtype, place: int) -> None:
+def test_whether_all_numbers_are_finite(dtype: mx.Dtype, index: int) -> None:
     array = mx.full((140_000,), mx.finfo(dtype).max, dtype)
-    array[place] = -array[place]
+    array[index] = -array[index]
     assert all_finite(array.reshape(2, -1)) and all_finite(array[:0])
     for value in (mx.nan, mx.inf, -mx.inf):
-        array[place] = value
+        array[index] = value
         assert not all_finite(array.reshape(2, -1))
 
 

@@ -27,7 +27,7 @@ def test_a_matrix_is_unpacked_once_and_goes_with_its_packed_format() -> None:
     assert matrices.size_bytes == 4 * 5 * 40
     del weight
     gc.collect()
-    assert matrices.size_bytes == 0 and not matrices._kept
+    assert matrices.size_bytes == 0 and not matrices._cached
 
 
 def test_the_limit_holds() -> None:
@@ -39,7 +39,7 @@ def test_the_limit_holds() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_first_alone", [False, True])
-def test_matrices_that_are_multiplied_together_are_kept_once(is_first_alone: bool) -> None:
+def test_matrices_that_are_multiplied_together_are_cached_once(is_first_alone: bool) -> None:
     matrices = UnpackedMatrices(10**6)
     trits = [drawn(96, 40) for _ in range(3)]
     weights = [pack_ternary(each) for each in trits]
@@ -56,7 +56,7 @@ def test_matrices_that_are_multiplied_together_are_kept_once(is_first_alone: boo
     assert matrices.size_bytes == 3 * 4 * 96 * 40
     del weights, weight
     gc.collect()
-    assert matrices.size_bytes == 0 and not matrices._kept
+    assert matrices.size_bytes == 0 and not matrices._cached
 
 
 @pytest.mark.parametrize("outputs", [1, 7, 64, 4099])
@@ -67,7 +67,7 @@ def test_blocks_are_few(outputs: int) -> None:
 
 
 @pytest.mark.usefixtures("unfused")
-def test_what_is_traced_is_not_kept() -> None:
+def test_what_is_traced_is_not_cached() -> None:
     matrices = UnpackedMatrices(10**6)
     mx.compile(lambda weight: [matrices.find([weight], 40)] and weight)(pack_ternary(drawn(5, 40)))
     gc.collect()

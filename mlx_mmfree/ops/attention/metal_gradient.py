@@ -1,4 +1,4 @@
-"""`attention` on Metal with a fused gradient: no weights of keys are kept, and none lie in memory.
+"""`attention` on Metal with a fused gradient: no weights of keys are stored, and none lie in memory.
 
 Forward is one launch. It also writes the log of the sum of `e^score` of each query, `(B, H, L)`, from
 which the gradient makes the weights anew, tile by tile. The gradient is three launches: the sums of the

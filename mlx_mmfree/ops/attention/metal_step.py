@@ -19,7 +19,7 @@ MAX_DIMS = 256
 """The most dims of a head, of which a lane keeps 8 of the query and of the sums."""
 
 SIMD_GROUPS = 16
-"""Those of a threadgroup."""
+"""The SIMD groups of a threadgroup."""
 
 _FEW_SLOTS, _MANY_SLOTS = 512, 4096
 _UNEVEN = 1.25
@@ -272,7 +272,7 @@ def one_token(
     projected: mx.array,
     cache: Sequence[mx.array],
     tail: Sequence[mx.array],
-    places: Sequence[mx.array],
+    counts: Sequence[mx.array],
     angles: Sequence[mx.array],
     norms: Sequence[mx.array],
     *,
@@ -289,7 +289,7 @@ def one_token(
         projected: Heads of queries, each with its gate after it if there are some, keys and values.
         cache: Keys and values, `(B, G, C, K)`.
         tail: Keys and values of the last tokens, `(B, G, T, K)`.
-        places: How many tokens of each row the cache holds, `(B,)`, which of its slots are seen,
+        counts: How many tokens of each row the cache holds, `(B,)`, which of its slots are seen,
             booleans `(B, C)` that count with a window alone, and how many tokens are in the tail,
             `(1,)`, fewer than `T`.
         angles: Cosines and sines of the rotation, `(1 or B, 1, R / 2)`; none without one.
@@ -312,7 +312,7 @@ def one_token(
     turns: list[Any] = [keys, keys] if not angles else list(angles)
     call: dict[str, Any] = {
         "inputs": [
-            *(projected, *cache, *tail, *places, *turns, *weights, mx.array(eps, mx.float32))
+            *(projected, *cache, *tail, *counts, *turns, *weights, mx.array(eps, mx.float32))
         ],
         "grid": (threads * num_heads, batch, parts),
         "threadgroup": (threads, 1, 1),
@@ -346,7 +346,7 @@ def one_token(
         output_shapes=[*shapes, (*sums, dims), (*sums, 2)],
         output_dtypes=[*dtypes, mx.float32, mx.float32],
     )
-    joined = launch.launch(
+    merged = launch.launch(
         _join,
         inputs=[read, scales, projected],
         template=[("T", projected.dtype), ("DIMS", dims), ("GATED", is_gated)],
@@ -355,4 +355,4 @@ def one_token(
         output_shapes=[result],
         output_dtypes=[projected.dtype],
     )
-    return [*written, *joined]
+    return [*written, *merged]

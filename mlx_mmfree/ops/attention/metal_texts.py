@@ -345,7 +345,7 @@ _WEIGHTS = """
         #pragma clang loop unroll(full)
         for (int n = 0; n < STEP / 4; n++) {
             const int at = strip_column + 4 * n;
-            <place>
+            <position>
             const bool is_seen = <seen>;
             const float score = products[strip_row * STRIP + at];
             const float slope = slopes[strip_row * STRIP + at] - <row_sum>;
@@ -411,7 +411,7 @@ def key_gradient(has_mask: bool) -> str:
             BARRIER,
             filled(
                 _WEIGHTS,
-                place="const int query = first_query + at;",
+                position="const int query = first_query + at;",
                 seen=is_seen(has_mask),
                 row_sum="row_values[STEP + at]",
                 log_sum="row_values[at]",
@@ -461,7 +461,7 @@ def query_gradient(has_mask: bool) -> str:
             BARRIER,
             filled(
                 _WEIGHTS,
-                place="const int key = first_key + at;",
+                position="const int key = first_key + at;",
                 seen=is_seen(has_mask),
                 row_sum="own_row_sum",
                 log_sum="own_log_sum",

@@ -1,6 +1,6 @@
 """Chooses between two ways to compute the same, by timing them on the device that computes.
 
-A class of tasks is timed at its first use, on the arguments of that use, and the result is kept in the
+A class of tasks is timed at its first use, on the arguments of that use, and the result is stored in the
 library's cache folder. The first way is the default. It is chosen while a function is traced, where
 nothing can be timed, until the class was timed elsewhere.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import UsageError
-from . import kept_results
+from . import stored_results
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_PRODUCT"
 
@@ -90,16 +90,16 @@ def choose(
         operation: The name of what they compute.
         ways: The names of both, the default first.
         run: Gives the results of a way, yet to be computed. It raises what MLX raises where that way
-            cannot run; the default is chosen then, and nothing is kept.
+            cannot run; the default is chosen then, and nothing is stored.
         x: What the results depend on. Nothing is timed where it has no values because it is traced.
         task: Everything that tells the class from others, by names.
         must_agree: Leaves out the other way if its results differ from the default's.
     """
-    key = (kept_results.device_name(), operation, *ways, *task.values())
+    key = (stored_results.device_name(), operation, *ways, *task.values())
     if key not in _chosen:
-        with kept_results.LOCK:
-            name = kept_results.variant_name(operation, task)
-            known = kept_results.kept(_SECTION).get(name)
+        with stored_results.LOCK:
+            name = stored_results.variant_name(operation, task)
+            known = stored_results.stored(_SECTION).get(name)
             chosen = known.get("chosen") if isinstance(known, dict) else None
             if chosen not in ways:
                 if not _has_values(x):
@@ -109,10 +109,10 @@ def choose(
     return _chosen[key]
 
 
-def kept_choices() -> dict[str, dict[str, Any]]:
+def stored_choices() -> dict[str, dict[str, Any]]:
     """The choices on the default device so far, `chosen`, with the `seconds` of both ways."""
-    with kept_results.LOCK:
-        return dict(kept_results.kept(_SECTION))
+    with stored_results.LOCK:
+        return dict(stored_results.stored(_SECTION))
 
 
 @cache
@@ -133,9 +133,9 @@ def environment_candidate() -> str | None:
 
 def _one_round(run: Callable[[], mx.array]) -> float:
     """The time in which the device computes what `run` gives."""
-    once = _seconds([run()])
-    runs = min(int(BUDGET / max(once, 1e-9)), MOST_RUNS)
-    return once if runs < 2 else min(once, _seconds([run() for _ in range(runs)]) / runs)
+    single = _seconds([run()])
+    runs = min(int(BUDGET / max(single, 1e-9)), MOST_RUNS)
+    return single if runs < 2 else min(single, _seconds([run() for _ in range(runs)]) / runs)
 
 
 def _seconds(results: list[mx.array]) -> float:
@@ -173,6 +173,6 @@ def _time(
     default, other = (min(rounds[way]) for way in ways)
     chosen = ways[other * GAIN <= default]
     seconds = dict(zip(ways, (default, other), strict=True))
-    kept_results.kept(_SECTION)[name] = {"chosen": chosen, "seconds": seconds}
-    kept_results.keep()
+    stored_results.stored(_SECTION)[name] = {"chosen": chosen, "seconds": seconds}
+    stored_results.store()
     return chosen

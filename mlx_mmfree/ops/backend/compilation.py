@@ -100,7 +100,7 @@ def fold(*arrays: mx.array) -> None:
         return
 
 
-def joined(results: Any, arguments: Any) -> Any:
+def fused(results: Any, arguments: Any) -> Any:
     """Nested results of arguments that are arrays, as one operation of MLX where a CPU repeats a step.
 
     MLX prepares each operation of a graph anew for each call, which takes as long as a small kernel.
@@ -112,19 +112,19 @@ def joined(results: Any, arguments: Any) -> Any:
     Returns:
         The results. They have no gradient.
     """
-    join = _join()
-    if join is None or not _is_tracing.get() or mx.default_device() != _CPU:
+    fuse = _fuse()
+    if fuse is None or not _is_tracing.get() or mx.default_device() != _CPU:
         return results
     outputs, inputs = (
         [each for _, each in cast(Any, tree_flatten(values)) if isinstance(each, mx.array)]
         for values in (results, arguments)
     )
-    found = iter(join(outputs, inputs))
+    found = iter(fuse(outputs, inputs))
     return tree_map(lambda each: next(found) if isinstance(each, mx.array) else each, results)
 
 
 @cache
-def _join() -> Callable[..., list[mx.array]] | None:
+def _fuse() -> Callable[..., list[mx.array]] | None:
     """A function that makes one operation of several, or `None` without compiled kernels."""
     return None if unavailable() else cast(Callable[..., list[mx.array]], kernels().joined)
 

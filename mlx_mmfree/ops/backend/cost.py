@@ -46,7 +46,7 @@ class Product(NamedTuple):
         inputs, outputs: The matrix maps so many numbers to so many.
         rows: Rows that it multiplies.
         times: How many matrices there are, each with rows of its own.
-        operands: The places of what is multiplied among the inputs of the operation, of which any that
+        operands: The indices of what is multiplied among the inputs of the operation, of which any that
             depends on weights alone is the matrix.
         is_ternary: The operation takes packed trits, and nothing else.
         work: What the product takes, which is part of the operation's work.
@@ -70,8 +70,8 @@ class Cost:
     Attributes:
         work: Its arithmetic.
         products: The products in it.
-        read: Bytes of inputs by their places, where an input is not read as a whole.
-        written: Bytes of outputs by their places, where an output is not written as a whole.
+        read: Bytes of inputs by their indices, where an input is not read as a whole.
+        written: Bytes of outputs by their indices, where an output is not written as a whole.
     """
 
     work: Work = field(default_factory=Counter)
@@ -97,15 +97,15 @@ class Call(NamedTuple):
     options: Sequence[Any] = ()
 
     @property
-    def places(self) -> list[int | None]:
-        """The place of each argument among the inputs, `None` where it was left out."""
+    def indices(self) -> list[int | None]:
+        """The index of each argument among the inputs, `None` where it was left out."""
         given = [True] * len(self.inputs) if self.given is None else self.given
         return [sum(given[:n]) if is_given else None for n, is_given in enumerate(given)]
 
     @property
     def arguments(self) -> list[Any]:
         """The arguments, `None` where they were left out."""
-        return [None if place is None else self.inputs[place] for place in self.places]
+        return [None if index is None else self.inputs[index] for index in self.indices]
 
 
 KERNEL_BITS = 32

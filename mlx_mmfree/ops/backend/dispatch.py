@@ -71,7 +71,7 @@ class Example(NamedTuple):
     """The arguments that an operation hands to its backends.
 
     Attributes:
-        args, kwargs: By place and by name.
+        args, kwargs: By position and by name.
         rows: The number of rows of a product, one of `launch.EXAMPLE_ROWS`.
         product: What computes a ternary product, as in `choice.NAMES`.
         is_trained: Whether gradients are traced.
@@ -200,8 +200,8 @@ def operations() -> dict[str, Operation]:
 @cache
 def _operations_in(package: str, *folders: str) -> dict[str, Operation]:
     files = pkgutil.iter_modules(folders, f"{package}.")
-    held = [each for file in files for each in vars(importlib.import_module(file.name)).values()]
-    return {each.name: each for each in held if isinstance(each, Operation)}
+    found = [each for file in files for each in vars(importlib.import_module(file.name)).values()]
+    return {each.name: each for each in found if isinstance(each, Operation)}
 
 
 @contextmanager
@@ -296,7 +296,7 @@ def recorded_calls(operation: Operation) -> Iterator[list[tuple[tuple[Any, ...],
     Where a backend is forced, nothing is recorded.
 
     Yields:
-        The arguments of each call, by place and by name.
+        The arguments of each call, by position and by name.
     """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -307,13 +307,13 @@ def recorded_calls(operation: Operation) -> Iterator[list[tuple[tuple[Any, ...],
 
         return record
 
-    kept = dict(operation.usable)
+    before = dict(operation.usable)
     usual = operation._find()
     operation.usable[on_cpu()] = [each._replace(run=recording(each.run)) for each in usual]
     try:
         yield calls
     finally:
-        operation.usable = kept
+        operation.usable = before
 
 
 def forget_candidates() -> None:
@@ -368,8 +368,8 @@ def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | N
     """Asks each backend of an operation whether it can run some arguments.
 
     Args:
-        package: The operation's place, such as `"mlx_mmfree.ops.rms_norm"`.
-        args: The arguments by place that the operation hands to its backends.
+        package: The operation's module, such as `"mlx_mmfree.ops.rms_norm"`.
+        args: The arguments by position that the operation passes to its backends.
         kwargs: Those by name.
 
     Returns:
@@ -384,7 +384,7 @@ def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | N
 
 
 def native_kernel(name: str, definition: Definition | None = None) -> Callable[[], Kernel]:
-    """What loads a compiled kernel, whose gradient is its definition's.
+    """A loader of a compiled kernel, whose gradient is its definition's.
 
     Args:
         name: The function of the compiled module.

@@ -13,7 +13,7 @@ class GraphNode(NamedTuple):
 
     Attributes:
         name: What MLX calls it.
-        inputs: The places of its inputs among the arrays.
+        inputs: The indices of its inputs among the arrays.
         outputs: The same of its outputs.
         given: Which arguments of the call are inputs, in their order; the others were left out. `None`
             for an operation of MLX.
@@ -33,7 +33,7 @@ class Graph(NamedTuple):
     Attributes:
         arrays: All arrays, the leaves first.
         nodes: The operations, each after the ones that make its inputs.
-        results: The places of the results among the arrays.
+        results: The indices of the results among the arrays.
     """
 
     arrays: list[mx.array]
@@ -51,16 +51,16 @@ def graph_of(results: Sequence[mx.array], leaves: Sequence[mx.array] = ()) -> Gr
     Raises:
         BackendError: The compiled extension, which reads the graph, cannot be used.
     """
-    arrays, nodes, places = native.kernels().graph_of(list(results), list(leaves))
-    return Graph(arrays, [GraphNode(*node) for node in nodes], places)
+    arrays, nodes, indices = native.kernels().graph_of(list(results), list(leaves))
+    return Graph(arrays, [GraphNode(*node) for node in nodes], indices)
 
 
 def dispatches(name: str, inputs: int) -> int:
     """How many kernels MLX launches on a GPU for one of its operations that computes something.
 
-    Each part of a concatenation is copied on its own, what is padded is filled before it is, and a place
-    that is not known beforehand is computed first. An array that is written into is copied before, if
-    something else holds it; that launch is left out.
+    Each part of a concatenation is copied on its own, what is padded is filled before it is, and an
+    index that is not known beforehand is computed first. An array that is written into is copied before,
+    if something else holds it; that launch is left out.
 
     Args:
         name: What MLX calls the operation.

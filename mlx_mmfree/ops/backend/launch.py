@@ -1,4 +1,4 @@
-"""The one place from which kernels are launched on a GPU, and what their texts have in common."""
+"""The one function that launches kernels on a GPU, and what their texts have in common."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,7 +157,7 @@ class CudaKernel:
     template's, has its own.
 
     Args:
-        name: The beginning of the kernels' names.
+        name: The prefix of the kernels' names.
         source: The text of the kernel's body.
         text: The other arguments of `mx.fast.cuda_kernel`.
     """

@@ -101,7 +101,7 @@ _without_halves: ContextVar[bool] = ContextVar("without_halves", default=False)
 _codes = mx.fast.metal_kernel(
     name="half_denormals",
     input_names=["words"],  # (32,)
-    output_names=["out"],  # (8, 2, 32): places, halves
+    output_names=["out"],  # (8, 2, 32): indices, halves
     header=TERNARY + PAIRS,
     source="""
     const uint lane = thread_index_in_simdgroup;
@@ -123,7 +123,7 @@ def record_half_denormals() -> None:
 
 
 def keeps_half_denormals() -> bool:
-    """Whether the default device computes with denormal halves, which Metal lets it take for zero."""
+    """Returns whether the default device computes with denormal halves, which may be zero in Metal."""
     if _without_halves.get():
         return False
     if launch.is_recording():
@@ -154,11 +154,11 @@ def _codes_in(words: mx.array) -> mx.array:
 
 
 def _codes_by_shifts(words: mx.array) -> mx.array:
-    places = mx.arange(8, dtype=mx.uint32)[:, None] + mx.array([0, 8], mx.uint32)
-    return mx.bitwise_and(words >> (2 * places[..., None]), 3).astype(mx.float32)
+    indices = mx.arange(8, dtype=mx.uint32)[:, None] + mx.array([0, 8], mx.uint32)
+    return mx.bitwise_and(words >> (2 * indices[..., None]), 3).astype(mx.float32)
 
 
 def _words() -> list[mx.array]:
-    # code 1 alone at each place, then others
+    # code 1 alone at each index, then others
     ones = mx.left_shift(mx.array(1, mx.uint32), mx.arange(0, 32, 2, mx.uint32))
     return [mx.concatenate([ones, mx.arange(16, dtype=mx.uint32) * 2654435761])]

@@ -159,14 +159,14 @@ _kernels = {is_scaled: _kernel(is_scaled) for is_scaled in (False, True)}
 
 
 def suits(x: mx.array, weight: mx.array, starts: mx.array | None) -> bool:
-    """Whether the kernel is taken: a row of words fits, and there are not too many rows."""
+    """Returns whether the kernel is taken: a row of words fits, and rows are not too many."""
     rows = x.size // x.shape[-1]
     most = MOST_UNSORTED if starts is None else MANY_ROWS * weight.shape[0] - 1
     return weight.shape[2] <= MOST_WORDS and rows <= most
 
 
 def variant(x: mx.array, weight: mx.array, starts: mx.array | None) -> dict[str, Any]:
-    """What selects the code that is compiled, beside dtypes."""
+    """The arguments that select the code that is compiled, beside dtypes."""
     words = weight.shape[2]
     return {
         "words": words,

@@ -1,9 +1,9 @@
 """Checks every kernel on the device that is to run it, against the operation's definition.
 
 At its first use a kernel computes one tiny input. If it does not compile, fails or differs from the
-definition, it is switched off with one warning, and the next backend does its work. The results are kept
-in the library's cache folder, so that the next process does not check again. A failure that may pass,
-such as too little memory, is not kept.
+definition, it is switched off with one warning, and the next backend does its work. The results are
+stored in the library's cache folder, so that the next process does not check again. A failure that may
+pass, such as too little memory, is not stored.
 """
 
 import re
@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...platform.threads import ComputingThread
-from . import choice, dispatch, kept_results, launch
+from . import choice, dispatch, launch, stored_results
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 """The largest error allowed for a dtype of results, relative to the definition's largest value."""
@@ -36,7 +36,7 @@ _REFUSED_TEXT = re.compile(
 
 
 class Check(NamedTuple):
-    """What was found of a kernel.
+    """The finding of a check of a kernel.
 
     Attributes:
         kernel: Its name, with the variant.
@@ -80,7 +80,7 @@ def kernel_fault(
 ) -> str | None:
     """Returns why a kernel must not be used on the default device, or `None`.
 
-    The answer is kept for each kernel, variant, device, system, version of MLX and text of the
+    The answer is stored for each kernel, variant, device, system, version of MLX and text of the
     operations, so that only the first call computes. Several threads may ask.
 
     Args:
@@ -96,13 +96,13 @@ def kernel_fault(
     if (later := _later.get()) is not None:
         later.append(partial(kernel_fault, kernel, run, reference, make_inputs, **variant))
         return None
-    device = kept_results.device_name()
+    device = stored_results.device_name()
     key = (device, kernel, *variant.values())
     if key not in _checks:
-        with kept_results.LOCK:
+        with stored_results.LOCK:
             if key not in _checks:
-                name = kept_results.variant_name(kernel, variant)
-                found = _kept_or_new(name, lambda: _difference(run, reference, make_inputs()))
+                name = stored_results.variant_name(kernel, variant)
+                found = _stored_or_new(name, lambda: _difference(run, reference, make_inputs()))
                 _checks[key] = Check(name, found.fault, found.error, found.first_difference)
                 if found.fault:
                     _warn(name, device, found.fault)
@@ -121,9 +121,9 @@ def checks() -> list[Check]:
 
 def check_again() -> None:
     """Forgets all checks of the default device, also those that the cache folder keeps."""
-    with kept_results.LOCK:
+    with stored_results.LOCK:
         _checks.clear()
-        kept_results.kept(_SECTION).clear()
+        stored_results.stored(_SECTION).clear()
 
 
 def packed_pattern(outputs: int, words: int) -> mx.array:
@@ -136,21 +136,21 @@ def packed_pattern(outputs: int, words: int) -> mx.array:
 def _warn(name: str, device: str, fault: str) -> None:
     warnings.warn(
         f"[mlx_mmfree] The kernel {name} is switched off on {device} with MLX "
-        f"{kept_results.mlx_version()}: {fault}. Other code does its work, slower.",
+        f"{stored_results.mlx_version()}: {fault}. Other code does its work, slower.",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
-def _kept_or_new(name: str, check: Callable[[], "_Finding"]) -> "_Finding":
-    known = kept_results.kept(_SECTION)
+def _stored_or_new(name: str, check: Callable[[], "_Finding"]) -> "_Finding":
+    known = stored_results.stored(_SECTION)
     fault = known.get(name, 0)
     if fault is None or isinstance(fault, str):
         return _Finding(fault)
     found = check()
     if found.lasts:
         known[name] = found.fault
-        kept_results.keep()
+        stored_results.store()
     return found
 
 

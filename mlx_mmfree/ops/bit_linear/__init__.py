@@ -180,8 +180,8 @@ def _cost(call: Call) -> Cost:
         if eps is not None:
             total += norm_work(rows, dims, True)
             total += codes_work(rows, dims) if has_codes else work()
-        place: Any = call.places[3 + n]
-        own = ternary_product(rows, dims, weight, (place,), has_codes=has_codes)
+        index: Any = call.indices[3 + n]
+        own = ternary_product(rows, dims, weight, (index,), has_codes=has_codes)
         products.append(own._replace(around=around))
         # the scale of the matrix over the codes' scale, then times the sums
         total += own.work + work(multiply=rows * weight.shape[0])

@@ -289,17 +289,17 @@ def _gradients(
     cotangents: Sequence[mx.array],
     outputs: Sequence[mx.array],
 ) -> tuple[mx.array, ...]:
-    def gradients(run: _Run, places: list[int]) -> dict[int, mx.array]:
+    def gradients(run: _Run, indices: list[int]) -> dict[int, mx.array]:
         def function(*changed: mx.array) -> mx.array:
             arrays = list(inputs)
-            for place, array in zip(places, changed, strict=True):
-                arrays[place] = array
+            for index, array in zip(indices, changed, strict=True):
+                arrays[index] = array
             return _called(run, variant, arrays)
 
-        found = mx.vjp(function, [inputs[place] for place in places], list(cotangents))[1]
-        return dict(zip(places, found, strict=True))
+        found = mx.vjp(function, [inputs[index] for index in indices], list(cotangents))[1]
+        return dict(zip(indices, found, strict=True))
 
-    # places instead of arrays
+    # indices instead of arrays
     at: Any = variant.nested(cast(Any, range(len(inputs))))
     weights, scales, _ = zip(*at[1], strict=True)
     others = [n for n in range(len(inputs)) if n not in (*weights, *scales)]

@@ -26,7 +26,7 @@ from .metal_tuning import Tuning, slab_words
 
 # smaller arrays lie in another address space than the others
 MIN_WORDS = 8
-# places in larger ones are no numbers of 32 bits
+# indices in larger ones are no numbers of 32 bits
 MAX_WORDS = 2**31
 
 _Product = Callable[..., mx.array]

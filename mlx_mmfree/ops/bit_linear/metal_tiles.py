@@ -220,7 +220,7 @@ def _kernel(matrices: int) -> Any:
     const size_t first_scale = OWN_NORM ? static_cast<size_t>(chosen) * rows : 0;
         """,
         loaded="uint",
-        place="(first_scale + row) * code_words + first / 4 + four",
+        offset="(first_scale + row) * code_words + first / 4 + four",
         load="""
                 inputs[i] = codes[x_at[i]];
                 x_at[i] += STEP / 4;

@@ -40,7 +40,8 @@ def dense_matmul(
     Sums are float32 or better. The compiled CPU kernel gives a row the same bits whatever the number of
     rows, which plain MLX operations do not promise. With codes, it holds activations as whole numbers
     that keep what a float holds beside the largest of its group, and a row with an infinity or a NaN
-    may give NaN everywhere. The gradient is that of `x` and of all floats that make up the matrix.
+    may give NaN everywhere. The gradient is with respect to `x` and to all floats that make up the
+    matrix.
 
     With 8 activation bits the product is inexact, as in llama.cpp's Q8_0: each 32 neighbours :math:`b`
     of `x` are rounded to multiples of :math:`\max|b| / 127`. The gradient ignores the rounding.

@@ -82,7 +82,7 @@ def chunked(
 
 
 def in_blocks(x: mx.array, weight: mx.array, quantization: AffineFormat | None) -> mx.array:
-    """The definition for some outputs at a time, so that few weights are held as float32."""
+    """The definition for some outputs at a time, so that few weights are in memory as float32."""
     if quantization is None and weight.dtype == mx.float32:
         return reference(x, weight, None)
     rows = max(BLOCK_WEIGHTS // max(x.shape[-1], 1), 1)

@@ -26,7 +26,7 @@ _MOST_TOGETHER = 7
 """The most rows that read the words once. Sums of 8 need more registers than there are."""
 
 MAX_WORDS = 2**31
-"""Places in more words are no numbers of 32 bits."""
+"""Indices in more words are no numbers of 32 bits."""
 
 
 class Tuning(NamedTuple):
@@ -217,7 +217,7 @@ def fault(
 
 
 def _is_taken(x: mx.array, weight: mx.array, quantization: AffineFormat) -> bool:
-    """Whether there is a kernel for these bits, rows and outputs, with arrays in device memory."""
+    """Returns whether a kernel takes these bits, rows and outputs, with arrays in device memory."""
     outputs, dims = weight.shape[0], x.shape[-1]
     return (
         quantization.bits in BITS
@@ -243,7 +243,7 @@ def _fault(tuning: Tuning, x: mx.Dtype, scales: mx.Dtype, dtype: mx.Dtype) -> st
 
 
 def _check_inputs(tuning: Tuning, x: mx.Dtype, scales: mx.Dtype) -> list[mx.array]:
-    """More places than lanes, and a last SIMD group with less outputs than the others."""
+    """More indices than lanes, and a last SIMD group with less outputs than the others."""
     dims, outputs = 33 * 64, SIMD_GROUPS * tuning.outputs + 1
     inputs = ((mx.arange(tuning.rows * dims) * 37) % 63 - 31).reshape(tuning.rows, dims)
     words = mx.arange(outputs * dims * tuning.bits // 32, dtype=mx.uint32) * 2654435761

@@ -87,10 +87,10 @@ def gated_delta_rule(
     else:
         a, b = (x.astype(mx.float32) for x in removal)
     if valid is not None:
-        place, none = valid[:, None, :, None], mx.zeros(())
-        written, v, a = (mx.where(place, x, none) for x in (written, v, a))
-        b = None if b is None else mx.where(place, b, none)
-        f = mx.where(place, f, mx.ones(()))
+        mask, none = valid[:, None, :, None], mx.zeros(())
+        written, v, a = (mx.where(mask, x, none) for x in (written, v, a))
+        b = None if b is None else mx.where(mask, b, none)
+        f = mx.where(mask, f, mx.ones(()))
         starts = None if starts is None else mx.logical_and(starts, valid)
     if starts is not None:
         begins, none = starts[:, None, :, None], mx.zeros(())
@@ -144,7 +144,7 @@ def _cost(call: Call) -> Cost:
 
 
 def _examples() -> Iterator[Example]:
-    # rows of a state in whole pieces or not, and columns four to a lane or one
+    # rows of a state in whole segments or not, and columns four to a lane or one
     for length, keys, values in product((1, 65), (32, 20), (128, 32)):
         x, v = mx.zeros((1, 1, length, keys)), mx.zeros((1, 1, length, values))
         state = mx.zeros((1, 1, keys, values))

@@ -18,7 +18,7 @@ from ..gated_linear_attention.definition import (
     CHUNK_LENGTH,
     decayed_weights,
     in_chunks,
-    joined,
+    merged,
     pairs,
 )
 from ..splitting import positions
@@ -127,7 +127,7 @@ def lead_gradient(
     outputs: Sequence[mx.array],
     lead: Lead,
 ) -> tuple[mx.array, ...]:
-    """The gradient of `lead`: it is led backwards, where keys and reads change places."""
+    """The gradient of `lead`: it is led backwards, where keys and reads are exchanged."""
     gates, keys, reads, _, _, *added = inputs
     before, written, _ = outputs
     d_before, d_written, d_last = cotangents
@@ -144,7 +144,7 @@ def lead_gradient(
 
 
 def compute(*arrays: mx.array, lead: Lead = lead) -> tuple[mx.array, mx.array]:
-    """The operation in chunks, with everything in its graph kept for the gradient."""
+    """The operation in chunks, with everything in its graph stored for the gradient."""
     inputs = Inputs(*arrays)
     return led(parallel_part(inputs, inverse_of), inputs.state, inputs.v.shape[2], lead)
 
@@ -167,7 +167,7 @@ def gradient(
     *,
     lead: Lead = lead,
 ) -> tuple[mx.array, ...]:
-    """The gradient, for which chunks are computed anew instead of being kept."""
+    """The gradient, for which chunks are computed anew instead of being stored."""
     # otherwise mx.compile joins that with the forward pass and loses arrays of it
     anew = mx.depends(list(inputs), list(cotangents))
     return tuple(mx.vjp(partial(compute, lead=lead), anew, list(cotangents))[1])
@@ -202,10 +202,10 @@ def parallel_part(inputs: Inputs, inverse: Callable[[mx.array], mx.array]) -> Ch
     return Chunks(gates, keys, reads, values, queries, seen_b, added, seen_k @ v)
 
 
-def _moved(x: mx.array, places: int, filling: float = 0.0) -> mx.array:
-    """The rows `(..., C, N)` one place earlier, 1, or later, -1."""
+def _moved(x: mx.array, steps: int, filling: float = 0.0) -> mx.array:
+    """The rows `(..., C, N)` one position earlier, 1, or later, -1."""
     row = mx.full((*x.shape[:-2], 1, x.shape[-1]), filling)
-    if places > 0:
+    if steps > 0:
         return mx.concatenate([x[..., 1:, :], row], axis=-2)
     return mx.concatenate([row, x[..., :-1, :]], axis=-2)
 
@@ -218,5 +218,5 @@ def inverse_of(lower: mx.array) -> mx.array:
         blocks = lower.reshape(*lower.shape[:-2], -1, 2 * half, size // (2 * half), 2 * half)
         own = mx.moveaxis(mx.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
         first, second = pairs(inverse)
-        inverse = joined(inverse, -(second @ (own[..., half:, :half] @ first)))
+        inverse = merged(inverse, -(second @ (own[..., half:, :half] @ first)))
     return inverse.squeeze(-3)

@@ -1,9 +1,10 @@
 """`gated_delta_rule` on Metal.
 
 Over few positions, as when a text is decoded, it is one launch: a threadgroup holds some columns of the
-state of one head in registers, each thread a piece of some of them, and reads the state once and writes
-it once, however many positions there are. Longer sequences are computed in chunks, see `metal_chunks`.
-The gradient is left to the products of matrices of `chunked`, but for the states between the chunks.
+state of one head in registers, each thread a segment of some of them, and reads the state once and
+writes it once, however many positions there are. Longer sequences are computed in chunks, see
+`metal_chunks`. The gradient is left to the products of matrices of `chunked`, but for the states between
+the chunks.
 """
 
 import math
@@ -16,7 +17,7 @@ from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH
 from .definition import Inputs, compute, gradient, reference
-from .metal_chunks import columns_and_piece, in_launches, lead_in_one_launch
+from .metal_chunks import columns_and_segment, in_launches, lead_in_one_launch
 
 PIECE = 16
 """Rows of the state of which a thread holds its columns. Where keys have more than 256 dims, twice as
@@ -33,9 +34,9 @@ COLUMNS = 4
 """Columns of a thread in decoding, where there are enough: they share what is read for a row."""
 
 COLUMNS_OF_REMOVAL = 2
-"""As many where something else than the key is removed, for which a thread keeps more numbers."""
+"""The same where something else than the key is removed, for which a thread keeps more numbers."""
 
-_PLACE = """
+_INDICES = """
     const int values = state_shape[3];
     const int keys = state_shape[2];
     const int lane = thread_index_in_simdgroup;
@@ -126,7 +127,7 @@ def _step_source(gate: str, has_removal: bool) -> str:
     text = _STEP
     for name, value in words.items():
         text = text.replace(f"<{name}>", value)
-    return _PLACE + text + _LAST
+    return _INDICES + text + _LAST
 
 
 _step_kernels = {
@@ -148,15 +149,15 @@ def unsupported(*arrays: mx.array) -> str | None:
     if keys > MAX_KEYS:
         return f"it takes up to {MAX_KEYS} dims of a key"
     has_removal, is_long = b is not None, q.shape[2] > MAX_LENGTH
-    columns, piece = _columns(keys, values, has_removal), _piece(keys)
+    columns, segment = _columns(keys, values, has_removal), _segment(keys)
     if is_long:
-        columns, piece = columns_and_piece(keys, values, has_removal)
+        columns, segment = columns_and_segment(keys, values, has_removal)
     variant: dict[str, Any] = {
         "gate": _gate(f, keys),
         "columns": columns,
-        "piece": piece,
-        "parts": -(-keys // piece),
-        "is_full": keys % piece == 0,
+        "segment": segment,
+        "parts": -(-keys // segment),
+        "is_full": keys % segment == 0,
         "has_removal": has_removal,
     }
     return self_check.kernel_fault(
@@ -177,12 +178,12 @@ def _gate(f: mx.array, keys: int) -> str:
     return "channel" if f.shape[3] == keys else "head"
 
 
-def _piece(keys: int) -> int:
+def _segment(keys: int) -> int:
     return PIECE if keys <= MAX_PARTS * PIECE else 2 * PIECE
 
 
 def _columns(keys: int, values: int, has_removal: bool) -> int:
-    """Those of a thread; the registers of threads with several do not suffice for larger groups."""
+    """The columns of a thread; registers of threads with several do not suffice for larger groups."""
     columns = COLUMNS_OF_REMOVAL if has_removal else COLUMNS
     is_filled = values % columns == 0 and values >= launch.SIMD_GROUP * columns
     return columns if is_filled and keys <= 8 * PIECE else 1
@@ -192,12 +193,12 @@ def _check_inputs(
     length: int,
     gate: str,
     columns: int,
-    piece: int,
+    segment: int,
     parts: int,
     is_full: bool,
     has_removal: bool,
 ) -> tuple[mx.array, ...]:
-    keys = parts * piece - (0 if is_full else piece // 2)
+    keys = parts * segment - (0 if is_full else segment // 2)
     # more columns than a threadgroup holds, and no array of fewer than 8 numbers, which would have
     # another text
     heads, values = (2, 4, length), columns * (launch.SIMD_GROUP + 1)
@@ -222,17 +223,17 @@ def _launch(
     kernel: Any, inputs: list[mx.array], outputs: list[tuple[int, ...]], columns: int
 ) -> Any:
     state = outputs[1]
-    piece = _piece(state[2])
-    parts = -(-state[2] // piece)
+    segment = _segment(state[2])
+    parts = -(-state[2] // segment)
     threads = launch.SIMD_GROUP * parts
     return launch.launch(
         kernel,
         inputs=inputs,
         template=[
-            ("PIECE", piece),
+            ("PIECE", segment),
             ("PARTS", parts),
             ("COLUMNS", columns),
-            ("FULL", state[2] % piece == 0),
+            ("FULL", state[2] % segment == 0),
         ],
         grid=(-(-state[3] // (launch.SIMD_GROUP * columns)) * threads, state[0] * state[1], 1),
         threadgroup=(threads, 1, 1),

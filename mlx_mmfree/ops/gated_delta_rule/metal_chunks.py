@@ -3,7 +3,7 @@
 MLX multiplies matrices for all chunks at once. One launch between its products weights the positions of
 each chunk by their gates, and inverts the matrix of what they read of each other. A second one leads
 the state from chunk to chunk, or its gradient back: a threadgroup holds some columns of the state of one
-head in registers, each thread a piece of some of them.
+head in registers, each thread a segment of some of them.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .definition import Chunks, Inputs, lead, lead_gradient, led, parallel_part
 
 _PIECE = 16
 _PARTS = 8
-"""The most pieces of a column, of as many rows of the state or a multiple."""
+"""The most segments of a column, of as many rows of the state or a multiple."""
 
 _COLUMNS = 2
 """Columns of a thread, where there are enough and nothing is added: they share what is read."""
@@ -279,7 +279,7 @@ def inverse_in_one_launch(lower: mx.array) -> mx.array:
 def _of_chunks(
     kernel: Any, inputs: list[mx.array], shapes: list[tuple[int, ...]]
 ) -> list[mx.array]:
-    """What a kernel computes with a threadgroup for each chunk."""
+    """The operation of a kernel with a threadgroup for each chunk."""
     batch, heads, chunks = inputs[0].shape[:3]
     return launch.launch(
         kernel,
@@ -292,7 +292,7 @@ def _of_chunks(
     )
 
 
-def columns_and_piece(keys: int, values: int, has_more: bool) -> tuple[int, int]:
+def columns_and_segment(keys: int, values: int, has_more: bool) -> tuple[int, int]:
     """The columns of a thread, and the rows of them that it holds, by what registers suffice for."""
     is_filled = values % _COLUMNS == 0 and values >= launch.SIMD_GROUP * _COLUMNS
     if is_filled and keys <= 8 * _PIECE and keys % _PIECE == 0 and not has_more:
@@ -311,19 +311,19 @@ def _led_in_one_launch(
     """Like `definition.lead`."""
     batch, heads, dims, width = state.shape
     gate = "channel" if gates.shape[3] == dims else "head"
-    columns, piece = columns_and_piece(dims, width, added is not None)
-    parts = -(-dims // piece)
+    columns, segment = columns_and_segment(dims, width, added is not None)
+    parts = -(-dims // segment)
     threads = launch.SIMD_GROUP * parts
     before, written, last = launch.launch(
         _lead_kernels[gate, added is not None],
         inputs=[gates, keys, reads, values, state, *([] if added is None else [added])],
         template=[
-            ("PIECE", piece),
+            ("PIECE", segment),
             ("PARTS", parts),
             ("COLUMNS", columns),
             ("STEPS", max(launch.SIMD_GROUP // parts, 1)),
             ("SIZE", CHUNK_LENGTH),
-            ("FULL", dims % piece == 0),
+            ("FULL", dims % segment == 0),
         ],
         grid=(-(-width // (launch.SIMD_GROUP * columns)) * threads, batch * heads, 1),
         threadgroup=(threads, 1, 1),
@@ -367,7 +367,7 @@ def _with_gates_of_heads(inputs: Inputs) -> Chunks:
 
 
 def in_launches(inputs: Inputs) -> tuple[mx.array, mx.array]:
-    """The operation in chunks, of which nothing is kept for the gradient."""
+    """The operation in chunks, of which nothing is stored for the gradient."""
     if inputs.b is None and inputs.f.shape[3] < inputs.q.shape[3]:
         chunks = _with_gates_of_heads(inputs)
     else:

@@ -56,10 +56,10 @@ def gated_linear_attention(
     """
     check_heads("gated_linear_attention", q, k, v, f, state)
     if valid is not None:
-        place = valid[:, None, :, None]
-        k, v = (mx.where(place, x, mx.zeros((), x.dtype)) for x in (k, v))
+        mask = valid[:, None, :, None]
+        k, v = (mx.where(mask, x, mx.zeros((), x.dtype)) for x in (k, v))
         starts = None if starts is None else mx.logical_and(starts, valid)
-        f = None if f is None else mx.where(place, f, mx.ones((), f.dtype))
+        f = None if f is None else mx.where(mask, f, mx.ones((), f.dtype))
     if starts is not None:
         gates = mx.ones((*v.shape[:3], 1)) if f is None else f
         f = mx.where(starts[:, None, :, None], mx.zeros((), gates.dtype), gates)

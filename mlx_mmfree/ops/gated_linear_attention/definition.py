@@ -46,7 +46,7 @@ def chunked(
 def compute(
     q: mx.array, k: mx.array, v: mx.array, state: mx.array, f: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """The operation in chunks, with everything in its graph kept for the gradient."""
+    """The operation in chunks, with everything in its graph stored for the gradient."""
     dtype, length = v.dtype, v.shape[2]
     # a power of two, since it is halved
     size = min(CHUNK_LENGTH, 1 << (length - 1).bit_length())
@@ -64,7 +64,7 @@ def compute(
     return o.astype(dtype), last
 
 
-# chunks are computed anew for the gradient instead of being kept
+# chunks are computed anew for the gradient instead of being stored
 _with_gradient = with_reference_gradient(compute, compute)
 
 
@@ -87,7 +87,7 @@ def decayed_weights(q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, mx
         one = mx.ones(f.shape)
         decay, until, after = decayed_weights(one, one, f)
         return (q @ k.swapaxes(-1, -2)) * decay, until, after
-    # blocks of one position, joined in pairs until a chunk is one block
+    # blocks of one position, merged in pairs until a chunk is one block
     until, after = f[..., None, :], mx.ones(f.shape)[..., None, :]
     weights = (q * k).sum(axis=-1)[..., None, None]
     while weights.shape[-3] > 1:
@@ -95,7 +95,7 @@ def decayed_weights(q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, mx
         (first, second), (ends, rests) = pairs(until), pairs(after)
         later = pairs(q.reshape(shape))[1] * second
         earlier = pairs(k.reshape(shape))[0] * ends
-        weights = joined(weights, _products(later, earlier))
+        weights = merged(weights, _products(later, earlier))
         until = mx.concatenate([first, second * first[..., -1:, :]], axis=-2)
         after = mx.concatenate([ends * second[..., -1:, :], rests], axis=-2)
     return weights.squeeze(-3), until.squeeze(-3), after.squeeze(-3)
@@ -115,7 +115,7 @@ def _products(later: mx.array, earlier: mx.array) -> mx.array:
     return later @ earlier.swapaxes(-1, -2)
 
 
-def joined(weights: mx.array, between: mx.array) -> mx.array:
+def merged(weights: mx.array, between: mx.array) -> mx.array:
     """The weights within pairs of blocks: those within each, and of the second with the first."""
     first, second = pairs(weights)
     above = mx.concatenate([first, mx.zeros(first.shape)], axis=-1)

@@ -1,9 +1,9 @@
 """`gated_linear_attention` on Metal.
 
 Over few positions, as when a text is decoded, it is one launch: a threadgroup holds 32 columns of the
-state of one head in registers, each thread a piece of one column, and reads the state once and writes it
-once, however many positions there are. The gradient is left to the products of matrices of `definition`,
-as many launches for any length.
+state of one head in registers, each thread a segment of one column, and reads the state once and writes
+it once, however many positions there are. The gradient is left to the products of matrices of
+`definition`, as many launches for any length.
 
 Longer sequences are computed in chunks, by three launches. The first finds what each chunk adds to a
 state of zeros, and the product of its gates. The second leads the state from chunk to chunk. The third
@@ -45,7 +45,7 @@ _GATES = {
 
 # A threadgroup runs 32 columns of one chunk, each SIMD group some rows of them. Keys, queries and gates
 # of a few positions at a time are brought to all from threadgroup memory.
-_PLACE = """
+_INDICES = """
     const int length = k_shape[2];
     const int keys = k_shape[3];
     const int values = v_shape[3];
@@ -174,7 +174,7 @@ def _sum_source(gate: str) -> str:
         tiles = "threadgroup float tile_f[STEPS * ROWS];"
         start += "\n    const int mine = part * 32 + lane;\n    float product = 1;"
     end = _SUM_END + (_PRODUCT if is_gated else "")
-    return _filled(_PLACE, tiles=tiles) + start + loop + end
+    return _filled(_INDICES, tiles=tiles) + start + loop + end
 
 
 def _read_source(gate: str) -> str:
@@ -190,9 +190,9 @@ def _read_source(gate: str) -> str:
     )
     tiles = "threadgroup float tile_q[STEPS * ROWS];\n    "
     tiles += "" if gate == "none" else "threadgroup float tile_f[STEPS * ROWS];\n    "
-    # as many partial sums as there are rows in pieces
+    # as many partial sums as there are rows in segments
     tiles += "threadgroup float partial[STEPS * ROWS / PIECE * 32];"
-    return _filled(_PLACE, tiles=tiles) + _READ_START + loop
+    return _filled(_INDICES, tiles=tiles) + _READ_START + loop
 
 
 def _kernel(name: str, inputs: Sequence[str], outputs: Sequence[str], source: str) -> Any:
@@ -247,13 +247,13 @@ def _in_chunks(
     values, chunks = v.shape[3], -(-length // CHUNK)
     gate = _gate(q, f)
     given = [] if f is None else [f]
-    piece = _piece(keys)
-    rows = -(-keys // piece) * piece
-    threads = launch.SIMD_GROUP * (rows // piece)
+    segment = _segment(keys)
+    rows = -(-keys // segment) * segment
+    threads = launch.SIMD_GROUP * (rows // segment)
     variant: dict[str, Any] = {
         "template": [
             ("CHUNK", CHUNK),
-            ("PIECE", piece),
+            ("PIECE", segment),
             ("ROWS", rows),
             ("STEPS", max(1, min(_MOST_STEPS, _TILE // rows))),
         ],
@@ -358,14 +358,14 @@ def unsupported(
     dtypes: dict[str, Any] = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
     dtypes["f"] = None if f is None else f.dtype
     is_long = q.shape[2] > MAX_LENGTH
-    length, piece = 2 * CHUNK + 2 if is_long else 3, _piece(q.shape[3])
-    is_full = q.shape[3] % piece == 0
+    length, segment = 2 * CHUNK + 2 if is_long else 3, _segment(q.shape[3])
+    is_full = q.shape[3] % segment == 0
     return self_check.kernel_fault(
         f"gated_linear_attention_{'chunks_' if is_long else ''}{_gate(q, f)}",
         _computed,
         lambda q, k, v, state, *f: reference(q, k, v, f[0] if f else None, state),
-        lambda: _check_inputs(_gate(q, f), length, piece, is_full, **dtypes),
-        piece=piece,
+        lambda: _check_inputs(_gate(q, f), length, segment, is_full, **dtypes),
+        segment=segment,
         is_full=is_full,
         **dtypes,
     )
@@ -379,7 +379,7 @@ def metal(
     return o, last
 
 
-def _piece(keys: int) -> int:
+def _segment(keys: int) -> int:
     return PIECE if keys <= MAX_PARTS * PIECE else 2 * PIECE
 
 
@@ -392,15 +392,15 @@ def _gate(q: mx.array, f: mx.array | None) -> str:
 def _check_inputs(
     gate: str,
     length: int,
-    piece: int,
+    segment: int,
     is_full: bool,
     q: mx.Dtype,
     k: mx.Dtype,
     v: mx.Dtype,
     f: mx.Dtype | None,
 ) -> tuple[mx.array, ...]:
-    # as few pieces of a column as make them so long, at least two, and more columns than lanes
-    keys = (1 if piece == PIECE else MAX_PARTS // 2) * piece + (piece if is_full else 1)
+    # as few segments of a column as make them so long, at least two, and more columns than lanes
+    keys = (1 if segment == PIECE else MAX_PARTS // 2) * segment + (segment if is_full else 1)
     heads, values = (2, 1, length), launch.SIMD_GROUP + 1
 
     def pattern(factor: int, *shape: int) -> mx.array:
@@ -430,12 +430,12 @@ def _states(
 ) -> tuple[mx.array, mx.array]:
     batch, heads, length, keys = q.shape
     values = v.shape[3]
-    piece = _piece(keys)
-    threads = launch.SIMD_GROUP * -(-keys // piece)
+    segment = _segment(keys)
+    threads = launch.SIMD_GROUP * -(-keys // segment)
     o, last = launch.launch(
         _kernels[_gate(q, f)],
         inputs=[q, k, v, state.astype(mx.float32), *([] if f is None else [f])],
-        template=[("PIECE", piece), ("FULL", keys % piece == 0)],
+        template=[("PIECE", segment), ("FULL", keys % segment == 0)],
         grid=(-(-values // launch.SIMD_GROUP) * threads, batch * heads, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(batch, heads, length, values), state.shape],

@@ -27,7 +27,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import choice, kept_results, launch, self_check
+from ..backend import choice, launch, self_check, stored_results
 from ..backend.gradient import with_reference_gradient
 from ..backend.metal_functions import PAIRS, TERNARY, keeps_half_denormals
 from ..backend.self_check import packed_pattern
@@ -105,12 +105,12 @@ def way_of_product(
         return run(way)
 
     chosen = choice.choose(operation, ways, sound_results, x, classes | task, must_agree=must_agree)
-    # a kept choice may be one that does not run in this process
+    # a stored choice may be one that does not run in this process
     return chosen if chosen == ways[0] or fault(chosen) is None else ways[0]
 
 
 def _has_matrix_units() -> bool:
-    family = re.search(r"\bM(\d+)", kept_results.device_name())
+    family = re.search(r"\bM(\d+)", stored_results.device_name())
     return family is not None and int(family[1]) >= _FIRST_WITH_MATRIX_UNITS
 
 
@@ -248,7 +248,7 @@ _prefill = mx.fast.metal_kernel(
     const uint first_row = threadgroup_position_in_grid.y * TILE;
         """,
         loaded="Four",
-        place="static_cast<size_t>(row) * dims + first + 4 * four",
+        offset="static_cast<size_t>(row) * dims + first + 4 * four",
         load="""
                 #pragma clang loop unroll(full)
                 for (uint n = 0; n < 4; n++) {
@@ -353,7 +353,7 @@ def _parts(name: str, dtype: mx.Dtype, codes: bool) -> int:
 
 
 def _takes_halves(rows: int) -> bool:
-    """Whether codes are halves for a group of rows: more need more scaled inputs than that saves."""
+    """Returns whether codes are halves for a group of rows: more rows cost more than that saves."""
     return rows <= _MOST_ROWS_OF_HALVES and keeps_half_denormals()
 
 

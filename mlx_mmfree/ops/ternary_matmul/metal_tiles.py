@@ -50,7 +50,7 @@ def grid(rows: int, outputs: Sequence[int], parts: int) -> dict[str, Any]:
 
 
 def product_of_tiles(
-    *, task: str, loaded: str, place: str, load: str, laid_out: str, finish: str, store: str
+    *, task: str, loaded: str, offset: str, load: str, laid_out: str, finish: str, store: str
 ) -> str:
     """Returns the source of a kernel with two template parameters.
 
@@ -59,7 +59,7 @@ def product_of_tiles(
     Args:
         task: Sets `rows`, `dims`, `outputs`, `words`, `weights`, `first_row` and `first_output`.
         loaded: The type in which a thread holds 4 inputs.
-        place: Where the first 4 inputs of `row` stand that a thread loads, for the number `four` in a
+        offset: Where the first 4 inputs of `row` stand that a thread loads, for the number `four` in a
             tile that begins at input `first`.
         load: Loads 4 inputs from `x_at[i]`, of which input `k` of the row is the first of a tile, into
             `inputs[i]`, and moves on by `STEP` inputs.
@@ -70,7 +70,7 @@ def product_of_tiles(
     texts = {
         "task": task,
         "loaded": loaded,
-        "place": place,
+        "offset": offset,
         "load": load,
         "laid out": laid_out,
         "finish": finish,
@@ -110,7 +110,7 @@ _SOURCE = """
     #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
         const uint row = min(first_row + tile_line + TILE / 4 * i, rows - 1);
-        x_at[i] = <place>;
+        x_at[i] = <offset>;
     }
     const uint tile_word = index % (DEPTH / 16);
     const uint word_line = index / (DEPTH / 16);

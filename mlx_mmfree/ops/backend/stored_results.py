@@ -1,4 +1,4 @@
-"""Results about kernels, kept in the library's cache folder from process to process.
+"""Results about kernels, stored in the library's cache folder from process to process.
 
 They hold for one device, version of the system, version of MLX and text of the operations, and lie in a
 file of their own for each of these.
@@ -27,26 +27,26 @@ Sections = dict[str, dict[str, Any]]
 
 _MAX_BYTES = 1_000_000
 
-# of `None` where nothing is kept beyond this process
-_kept: dict[Path | None, Sections] = {}
+# of `None` where nothing is stored beyond this process
+_sections: dict[Path | None, Sections] = {}
 
 
-def kept(section: str) -> dict[str, Any]:
+def stored(section: str) -> dict[str, Any]:
     """The stored results of a section by their names, as the file has them, to read and to change."""
     file = _file()
-    if file not in _kept:
-        _kept[file] = {} if file is None else _read(file)
-    return _kept[file].setdefault(section, {})
+    if file not in _sections:
+        _sections[file] = {} if file is None else _read(file)
+    return _sections[file].setdefault(section, {})
 
 
-def keep() -> None:
+def store() -> None:
     """Writes what was put into the sections."""
     file = _file()
     if file is None:
         return
     # without a folder to write to, each process finds its own results
     with suppress(OSError), new_file(file) as new:
-        new.write_text(json.dumps(_kept[file], indent=1))
+        new.write_text(json.dumps(_sections[file], indent=1))
 
 
 def variant_name(name: str, variant: dict[str, Any]) -> str:

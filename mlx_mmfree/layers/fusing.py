@@ -49,7 +49,7 @@ def fuses() -> bool:
 def plain_definitions() -> Iterator[None]:
     """A context in which models and mixers compute as they are defined, operation by operation.
 
-    Results are those of fused operations but for rounding. It is for looking at a definition and for
+    Results equal fused operations but for rounding. It is for looking at a definition and for
     comparing with it, and slower.
 
     Example:
@@ -88,7 +88,7 @@ class Variant:
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        """Returns whether the format is that of all these linears, with the norm before them."""
+        """Returns whether all these linears have the format, with the norm before them."""
         return True
 
     @staticmethod

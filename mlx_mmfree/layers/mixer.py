@@ -438,7 +438,7 @@ class TokenMixer(Mixer):
 
 @cache
 def _call_arguments(mixer: type[TokenMixer]) -> tuple[str, ...]:
-    """The names of the arguments of a mixer's call: those of every mixer, and its own after a `*`."""
+    """The names of the arguments of a mixer's call: every mixer's, and its own after a `*`."""
     own = {
         name: None
         for function in (mixer.run, getattr(mixer, "mix", mixer.run))

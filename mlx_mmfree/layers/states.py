@@ -113,7 +113,7 @@ class StoredStates:
 
 
 TAIL_SLOTS = 64
-"""The tokens after which those of a tail are written into the cache. A step writes so many rows for each
+"""The number of tokens after which a tail is written into the cache. A step writes so many rows for each
 layer, which is 1.6 % of what attention reads of 4,096, and waits for the one before once in so many."""
 
 HELD_TAILS = 3

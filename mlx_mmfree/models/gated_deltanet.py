@@ -26,7 +26,7 @@ class Config(DeltaRuleConfig):
     num_hidden_layers: int = key("Number of blocks.", integer, 21, high=1024)
     num_heads: int = key("Heads of queries and keys.", integer, 6)
     head_dim: int = key("Dims of a key.", integer, 256)
-    expand_v: float = key("Dims of a value over those of a key.", number, 2.0, low=1e-3, high=64)
+    expand_v: float = key("Dims of a value over dims of a key.", number, 2.0, low=1e-3, high=64)
 
 
 def build(config: Config) -> Decoder:

@@ -37,7 +37,7 @@ class Config(AttentionConfig):
         super().__post_init__()
         if self.max_position_embeddings < self.pad_token_id + 2:
             raise CheckpointError(
-                "[config.json] 'max_position_embeddings' must leave a row after that of padding, "
+                "[config.json] 'max_position_embeddings' must leave a row after the row of padding, "
                 f"{self.pad_token_id}, but got {self.max_position_embeddings}."
             )
 

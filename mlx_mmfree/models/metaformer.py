@@ -139,7 +139,7 @@ class Config(HubConfig):
     )
     initializer_range: float = weight_std()
     eos_token_id: int = key(
-        "The token that ends a text; that of a vocabulary that `mmfree train` makes is 0. An "
+        "The token that ends a text; of a vocabulary that `mmfree train` makes is 0. An "
         "encoder-decoder begins its target with it too.",
         token_id,
         0,

@@ -36,7 +36,7 @@ class BigBird(TokenMixer):
     With `n` blocks, :math:`N_h` of a token in block `i` are the blocks `0`, `i - 1`, `i`, `i + 1`,
     `n - 1` and `r` random ones of the head; the first and the last block see everything. This is the
     "internal" format, ITC. Up to :math:`(5 + 2r) S` tokens all are seen, as in the published code, but
-    with a plan of one's own only up to two blocks. Blocks are those of a call with its padding, which
+    with a plan of one's own only up to two blocks. Blocks count over a call with its padding, which
     none sees, after the tokens: the last one may hold padding alone.
 
     A plan says which blocks are random. "drawn" draws them anew for each number of blocks, always the

@@ -211,7 +211,7 @@ def _as_cpp(name: str, text: str) -> str:
 
 
 def _for_opencl(code: str, threads: tuple[int, int, int]) -> str:
-    """LLVM's code for another GPU as that of an OpenCL kernel."""
+    """LLVM's code for another GPU as an OpenCL kernel."""
     layout = "e-p:64:64-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-n8:16:32"
     code = re.sub(r"^target datalayout = .*", f'target datalayout = "{layout}"', code, flags=re.M)
     code = re.sub(

@@ -14,7 +14,7 @@ def text_of(file: str) -> str:
 
 
 def product_of_codes() -> str:
-    """What `qmv_fast_impl` consists of, the product of few rows with a matrix of codes."""
+    """The parts of `qmv_fast_impl`, the product of few rows with a matrix of codes."""
     text = text_of("quantized.h")
     shared = text[
         text.index("MLX_MTL_CONST int SIMD_SIZE") : _template_of(text, "void dequantize(")

@@ -336,7 +336,7 @@ def _code(texts: dict[str, str], part: str, threads: int, dtype: str = "") -> Co
 
 
 def threadgroups(outputs: int, cores: Sequence[int]) -> str:
-    """Those of a row's product with a matrix of so many outputs, on chips of such numbers of cores."""
+    """The threadgroups of a row's product with a matrix of so many outputs, on chips of such numbers of cores."""
     with patch.object(metal_tuning, "cores", lambda: cores):
         tuning = Tuning.of(Variant.of(Options()), 1, WIDTHS[0], [outputs])
     count = metal_tuning.blocks([outputs], tuning.simd_groups * tuning.outputs)
@@ -372,7 +372,7 @@ def table(found: list[Row]) -> str:
 
 
 def reports() -> Iterator[str]:
-    """What each kind of kernels takes."""
+    """Costs of each kind of kernels."""
     for file in pkgutil.iter_modules(counts.__path__, f"{counts.__name__}."):
         module = importlib.import_module(file.name)
         # others only help to make the table

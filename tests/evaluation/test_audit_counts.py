@@ -1,4 +1,4 @@
-"""The counts of a certificate are those of a count by hand, with kernels and with plain operations."""
+"""The counts of a certificate equal a count by hand, with kernels and with plain operations."""
 
 from collections import Counter
 

@@ -32,7 +32,7 @@ def test_metrics_of_operations(counts: dict[str, int], bits: int, picojoules: fl
 
 def test_metrics_of_memory() -> None:
     found = energy(work(), 8 * MILLION, 16 * MILLION)
-    # 1.3 nJ for 64 bits of DRAM, and 20 pJ for those of a cache of 32 kB
+    # 1.3 nJ for 64 bits of DRAM, and 20 pJ for 64 bits of a cache of 32 kB
     assert (found.memory, found.cache) == pytest.approx((1300, 40))
     assert found.total == pytest.approx(1340)
 

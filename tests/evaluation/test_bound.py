@@ -32,7 +32,7 @@ PUBLISHED = [
     # rMLX issue 177, after 4,096 tokens
     ("ternary-bonsai-8b", "M5 Max", 133, 0),
     ("bonsai-8b of 1 bit", "M4 Pro", 117, 487),
-    # Bonsai-demo, issues 100, 133, 159 and 201; of two speeds of a chip that of the faster program
+    # Bonsai-demo, issues 100, 133, 159 and 201; of two speeds of a chip the faster program's
     ("ternary-bonsai-27b", "M5 Pro", 29.5, 466),
     ("ternary-bonsai-27b", "M4 Pro", 24.8, 127),
     ("ternary-bonsai-27b", "M1 Pro", 15.0, 65),

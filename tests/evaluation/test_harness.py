@@ -110,7 +110,7 @@ def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     texts = [pair[kind] for pair in pairs for kind in ("good", "bad")]
     first = [*tokenizer.eos_token_ids]
     scores = score_continuations(model, [(first, tokenizer.encode(text)) for text in texts])
-    # the harness takes the first of two that are as likely in float32, as those of one pair are
+    # the harness takes the first of two that are as likely in float32, as one pair is
     right = [
         good.log_likelihood >= bad.log_likelihood
         for good, bad in zip(scores[::2], scores[1::2], strict=True)
@@ -210,7 +210,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_windows_of_a_long_text() -> None:
-    """Those of lm_eval 0.4.13: `get_rolling_token_windows` with one token of context, made disjoint."""
+    """Windows of lm_eval's `get_rolling_token_windows` with one token of context, made disjoint."""
     assert _windows(9, [0, 1, 2, 3, 4, 5, 6], 3) == [
         ([9], [0, 1, 2]),
         ([2], [3, 4, 5]),

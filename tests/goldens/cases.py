@@ -35,7 +35,7 @@ class Case:
 
 
 def find_cases(folder: Path) -> list[Case]:
-    """Every folder but those of tokenizers, mixers, single operations and blocks of GGUF."""
+    """Every folder but the folders of tokenizers, mixers, single operations and blocks of GGUF."""
     return [
         Case(entry, _reason(entry), _formats(entry))
         for entry in sorted(folder.iterdir())

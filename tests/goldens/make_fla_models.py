@@ -2,7 +2,7 @@
 
     python -m tests.goldens.make_fla_models CHECKOUT OUTPUT
 
-As in `mixers.make_fla`, the models are those of the library with the formats in plain torch that it
+As in `mixers.make_fla`, the models are the library's with the formats in plain torch that it
 keeps beside its kernels, which need a GPU. Where it has no such format, for the last step of SwiGLU and
 for attention, torch's own functions stand in. They compute in float64, since what they round to float32
 is patched to stay.
@@ -44,7 +44,7 @@ PROMPT, GREEDY = 8, 16
 
 
 def load(checkout: Path) -> None:
-    """As for layers, and for what lies around them."""
+    """Like `make_fla`'s for layers, and for what lies around them."""
     load_layers(checkout)
     from fla.layers import attn, gla
     from fla.modules import layernorm, mlp

@@ -2,8 +2,8 @@
 
     python -m tests.goldens.make_reformer OUTPUT
 
-It draws the directions of its hash anew in each call; here it is given those of this library. Of the
-two biases of the head, version 5 applies that of the decoder, and stored files have the other one alone.
+It draws the directions of its hash anew in each call; here it is given this library's. Of the
+two biases of the head, version 5 applies the decoder's, and stored files have the other one alone.
 """
 
 import sys

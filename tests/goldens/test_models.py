@@ -116,7 +116,7 @@ def test_greedy_tokens(greedy_case: Case, packed: bool) -> None:
 
 
 def assert_last_inputs(state: Any, want: mx.array) -> None:
-    """Those of a short convolution, or the last input alone, which a state of RWKV-7 holds."""
+    """States of a short convolution, or the last input alone, which a state of RWKV-7 holds."""
     got = state.shift[:, 0] if hasattr(state, "shift") else state.convolution
     assert relative_error(got, want) <= FLOAT32
 
@@ -207,8 +207,8 @@ def test_loss_and_gradients(gradient_case: Case, packed: bool) -> None:
 def test_gradients_of_fresh_adapters(gradient_case: Case, packed: bool) -> None:
     r"""From the reference's gradient G of each matrix W, :math:`y = m / |W| (W x + B^T A^T x)`.
 
-    While B is zero, that of B is :math:`A^T G^T` and that of m :math:`(G \odot W) 1 / |W|`. An adapter
-    of a ternary layer reads other values than the codes in G, so there only m has its reference.
+    While B is zero, the gradient of B is :math:`A^T G^T` and of m :math:`(G \odot W) 1 / |W|`. An
+    adapter of a ternary layer reads other values than the codes in G, so there only m has its reference.
     """
     tensors = golden(gradient_case.folder)
     model = load_model(gradient_case.folder, packed=packed, dtype=mx.float32)

@@ -77,7 +77,7 @@ def test_it_is_fused_with_a_convolution(
 
 
 def _own(layer: nn.Module) -> list[tuple[str, mx.array]]:
-    """Its parameters without those of its norm."""
+    """Its parameters without its norm's."""
     return [(name, x) for name, x in tree_flatten(layer.parameters()) if "norm" not in name]
 
 

@@ -1,4 +1,4 @@
-"""Interpolation of maps, against Pillow's, which is that of PyTorch with antialiasing."""
+"""Interpolation of maps, against Pillow's, which equals PyTorch's with antialiasing."""
 
 import mlx.core as mx
 import numpy as np

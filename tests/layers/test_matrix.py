@@ -1,4 +1,4 @@
-"""What layers say of their matrices, and that nobody else tells their kinds apart."""
+"""Declarations of layers about their matrices, by which alone others know their kinds."""
 
 import ast
 import importlib

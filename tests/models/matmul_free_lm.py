@@ -18,7 +18,7 @@ class MatMulFreeLM:
     what the gradient of the model should be.
 
     Args:
-        point: The parameters, by name; those of adapters stand beside the ones of their layer.
+        point: The parameters, by name; parameters of adapters stand beside their layer's.
         tokens: Integers `(B, L)`.
         adapter_scale: The factor of the adapters.
 

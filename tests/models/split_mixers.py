@@ -110,7 +110,7 @@ def made(description: dict[str, Any]) -> TokenModel:
 
 
 def logits(model: Any, steps: int) -> mx.array:
-    """Those of padded rows and, of a model that can, of tokens read one by one after them."""
+    """Results of padded rows and, of a model that can, of tokens read one by one after them."""
     mx.random.seed(7)
     tokens = mx.random.randint(0, 40, (2, LENGTH))
     valid = mx.arange(LENGTH) >= mx.array([0, 5])[:, None]

@@ -1,4 +1,4 @@
-"""What all blocks of a model share in a call is computed once, not in each."""
+"""Values that all blocks of a model share in a call are computed once, not in each."""
 
 import gc
 import weakref

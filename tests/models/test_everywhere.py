@@ -1,4 +1,4 @@
-"""What every model that writes texts does, done by each of `FAMILIES`."""
+"""The work of every model that writes texts, done by each of `FAMILIES`."""
 
 import io
 import json

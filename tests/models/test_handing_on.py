@@ -1,4 +1,4 @@
-"""As RWKV-7 needs it: a channel mixer with a state, and a value that the first layer hands on."""
+"""A channel mixer with a state and values across layers, as RWKV-7 needs them."""
 
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ class ShiftedSquare(TokenMixer):
 
 
 class ValueOfTheFirst(TokenMixer):
-    """A decaying sum of values, each half the layer's own and half that of the first layer."""
+    """A decaying sum of values, each half the layer's own and half the first layer's."""
 
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True

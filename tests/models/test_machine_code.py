@@ -21,7 +21,7 @@ from tests.token_mixers.contract.cases import ALL, Case, beside, by_case, sequen
 BACKENDS = {"any": nullcontext, "reference": lambda: use_backend("reference")}
 each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 Backend = Callable[[], AbstractContextManager[None]]
-# those of a feed-forward that a description names
+# layers of a feed-forward that a description names
 ACTIVATIONS = {
     "big_bird": ("hidden_act", ("gelu", "gelu_new", "relu")),
     "fnet": ("hidden_act", ("gelu", "gelu_new", "relu")),

@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).parents[2]
 FOLDER = CHECKOUT / "build" / "mutation"
 LINES, SECONDS = FOLDER / "lines.sqlite", FOLDER / "seconds.json"
 
-# those of extras that take little to install
+# tests of extras that take little to install
 MARKERS = "not agents and not browser and not eval and not interop and not report and not slow"
 _SETS_OF_PARAMETERS = 4
 # a change of a default in the public interface is a mistake even where nothing relies on it
@@ -37,9 +37,9 @@ class CoverageMap:
     def tests(self, mutant: Mutant, budget_s: float) -> dict[str, list[str]]:
         """Tests that run a line of a mutant, by file.
 
-        Files whose names are those of the mutant's come first, then those of its folder, then what takes
-        least. Of a function of tests there are a few sets of parameters, those with the name of the
-        mutant's file if there are any.
+        Files with the mutant's name come first, then files of its folder, then what takes least. Of a
+        function of tests there are a few sets of parameters, the ones with the name of the mutant's file
+        if there are any.
 
         Args:
             mutant: The mutant.

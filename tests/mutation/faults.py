@@ -203,7 +203,7 @@ FAULTS = {
         "            else:\n",
         ("generation/sessions/test_conversations.py",),
     ),
-    "scheduling: the state before the end is that of another row": Fault(
+    "scheduling: the state before the end is another row's": Fault(
         "generation/scheduling/batches.py",
         "tree_map(lambda array: array[row : row + 1], state)",
         "tree_map(lambda array: array[:1], state)",
@@ -227,7 +227,7 @@ FAULTS = {
         'shares[row] = 1 / length if chosen == "mean" else 0',
         ("goldens/test_embeddings.py",),
     ),
-    "embeddings: the last token is that of the longest text": Fault(
+    "embeddings: the last token is the longest text's": Fault(
         "generation/embeddings.py",
         'shares[row, 0 if chosen == "first" else count - 1] = 1',
         'shares[row, 0 if chosen == "first" else length - 1] = 1',

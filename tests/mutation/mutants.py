@@ -156,7 +156,7 @@ def _changes(tree: ast.Module) -> Iterator[_Change]:
 
 
 def _children(node: ast.AST) -> Sequence[ast.AST]:
-    """What a node consists of, without types, decorators, texts and declarations."""
+    """The parts of a node, without types, decorators, texts and declarations."""
     left_out: set[ast.AST | None] = set()
     if _is_left_out(node):
         return ()
@@ -173,7 +173,7 @@ def _children(node: ast.AST) -> Sequence[ast.AST]:
 
 
 def _is_left_out(node: ast.AST) -> bool:
-    """Whether nothing in it can be a mistake that a test finds."""
+    """Returns whether nothing in it can be a mistake that a test finds."""
     match node:
         case ast.If(test=ast.Name("TYPE_CHECKING")) | ast.FunctionDef(name="_examples"):
             # the latter has the calls that tests try
@@ -234,7 +234,7 @@ def _other(value: object) -> bool | int | float | None:
 
 
 def _has_order(call: ast.Call) -> bool:
-    """Whether there are two positional arguments, whose order matters."""
+    """Returns whether there are two positional arguments, whose order matters."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
     first = call.args[:2]
     return (
@@ -246,7 +246,7 @@ def _has_order(call: ast.Call) -> bool:
 
 
 def _can_go(node: ast.AST) -> bool:
-    """Whether a statement can be left out without a name that nobody has defined."""
+    """Returns whether a statement can be left out without a name that nobody has defined."""
     match node:
         case ast.Expr(value=ast.Call() | ast.Await()):
             return True

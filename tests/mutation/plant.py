@@ -75,7 +75,7 @@ def _run(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
     """The status of pytest and what it wrote."""
     command = [sys.executable, "-m", "pytest", "--exhaustive", "-x", "-q", "-n", "0"]
     command += ["-p", "no:cacheprovider"]
-    # a bytecode file of the same second and size would pass for that of the changed source
+    # a bytecode file of the same second and size would pass for the changed source's
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [*command, *tests],

@@ -109,7 +109,7 @@ def test_the_first_dims_of_a_head_rotate(rotated: int, is_interleaved: bool) -> 
     options |= {"wavelengths": wavelengths(40)[: rotated // 2], "is_interleaved": is_interleaved}
     got = run("native", *given, **options)
     assert_same(got, run("reference", *given, **options))
-    # 6 heads of queries lie before those of the 2 keys, and the first row has read 7 tokens
+    # 6 heads of queries lie before the 2 of keys, and the first row has read 7 tokens
     keys = mx.unflatten(given[0][0, 0], 0, (-1, 40))[6:8]
     assert mx.array_equal(got[1][0, :, 7, rotated:], keys[:, rotated:])
     assert not mx.allclose(got[1][0, :, 7, :rotated], keys[:, :rotated])

@@ -1,4 +1,4 @@
-"""What C++ must know itself is what the definitions in Python say: shapes, dtypes, slots."""
+"""Shapes, dtypes and slots that C++ computes itself equal the definitions in Python."""
 
 import random
 from collections.abc import Callable

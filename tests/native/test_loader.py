@@ -142,7 +142,7 @@ def test_other_import_errors_inside_the_package_are_bugs(site: Path) -> None:
 
 
 def test_installed_extension_is_found_from_the_checkout() -> None:
-    """What this interpreter sees agrees with whether the compiled package is installed."""
+    """This interpreter sees the compiled package if it is installed."""
     loader._load.cache_clear()
     code = "import importlib.util as u; print(u.find_spec('_mlx_mmfree_native') is not None)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

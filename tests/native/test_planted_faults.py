@@ -191,7 +191,7 @@ FAULTS = {
         "hadamard/loops.h", "scratch[j] *= scale * signs[j];", "scratch[j] *= signs[j];"
     ),
     "row without its mean": Fault("layer_norm/loops.h", "x[j] -= mean;", "x[j] -= 0.0f;"),
-    "gradient of a row without that of its mean": Fault(
+    "gradient of a row without its mean's": Fault(
         "layer_norm/loops.h", "d_y[j] - mean - x[j] * slope", "d_y[j] - x[j] * slope"
     ),
     "gradient of another bias": Fault(

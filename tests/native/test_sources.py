@@ -1,4 +1,4 @@
-"""What the build knows of the folders of kernels."""
+"""The build's knowledge of the folders of kernels."""
 
 from pathlib import Path
 

@@ -54,7 +54,7 @@ def gradients_by_formula(
     sinks: np.ndarray | None,
     given: np.ndarray,
 ) -> Arrays:
-    """Those of `sum(given * result)`, to which queries that see nothing add nothing."""
+    """Gradients of `sum(given * result)`, to which queries that see nothing add nothing."""
     y, weights = attended(q, k, v, seen, sinks)
     groups, shared, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[3] ** -0.5
     rows = (given * y).sum(axis=-1, keepdims=True)

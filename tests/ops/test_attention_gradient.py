@@ -133,7 +133,7 @@ class TestOnMetal:
             assert error <= GRADIENT_TOLERANCE
 
     def test_arrays_that_are_not_contiguous(self) -> None:
-        """As they come from one projection of all heads."""
+        """Arrays as they come from one projection of all heads."""
         sizes = Sizes(20, 20, 32, 32, batch=2, heads=4, groups=2)
         mx.random.seed(3)
         heads = mx.random.normal((2, 20, 8, 32)).swapaxes(1, 2)

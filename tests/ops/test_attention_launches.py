@@ -1,4 +1,4 @@
-"""What the kernels of attention in training read, keep and leave to MLX, and models that use them."""
+"""Traffic of the kernels of attention in training, their share of the work, and models with them."""
 
 from collections.abc import Callable
 from dataclasses import replace

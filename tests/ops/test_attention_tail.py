@@ -354,7 +354,7 @@ def one_row() -> None:
     check([33], (1, 1), 64, rotated=64, is_interleaved=True)
 
 
-# in the text of the whole, but for those of parts
+# in the text of the whole, but for faults of parts
 FAULTS = {
     "barrier after the norm": Fault(other_lanes, SIMD_BARRIER, "", 0),
     "barrier after the rotation": Fault(step, BARRIER, "", 0),

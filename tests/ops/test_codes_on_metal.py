@@ -1,4 +1,4 @@
-"""The Metal kernel for few rows and codes: exact sums, errors beside those of MLX, its choice."""
+"""The Metal kernel for few rows and codes: exact sums, errors beside MLX's, its choice."""
 
 import importlib
 from contextlib import nullcontext
@@ -43,7 +43,7 @@ def whole_numbers(
 def test_sums_that_float32_holds_are_exact(
     bits: int, group_size: int, dtype: mx.Dtype, rows: int
 ) -> None:
-    # a second round of some lanes, and last outputs that are fewer than those of a SIMD group
+    # a second round of some lanes, and last outputs that are fewer than a SIMD group's
     for dims, outputs in ((group_size, 8), (9 * 128, 21)):
         arrays = whole_numbers(rows, dims, outputs, group_size, bits, dtype)
         for context in (nullcontext(), without_halves()):

@@ -36,7 +36,7 @@ def exact(x: mx.array, codes: mx.array, quantization: AffineFormat) -> np.ndarra
     return np.array(x.astype(mx.float32)).astype(np.float64) @ weight.T
 
 
-# Without a GPU, MLX's CPU product stands in for that of Metal, and rounds 16-bit floats too often.
+# Without a GPU, MLX's CPU product stands in for Metal's, and rounds 16-bit floats too often.
 ON_METAL = [
     pytest.param("metal", dtype, marks=pytest.mark.metal)
     for dtype in (DTYPES if mx.metal.is_available() else [mx.float32])

@@ -128,7 +128,7 @@ def test_a_first_token_waits_for_no_text_but_those_that_are_listed_and_used(
 def test_the_graphs_of_every_architecture_are_built(
     model_type: str, dtype: mx.Dtype | None, tmp_path: Path
 ) -> None:
-    """What fails to be built would be checked at its first use alone."""
+    """Kernels that fail to be built would be checked at their first use alone."""
     folder = checkpoint(tmp_path / "model", model_type, find(model_type).tiny)
     opened = opened_model.OpenedModel(open_checkpoint(folder), dtype=dtype)
     opened._build_graphs()

@@ -1,4 +1,4 @@
-"""What a Mac is asked first: a text of each packed format, a fine-tuning and an answer of the server.
+"""First uses of a Mac: a text of each packed format, a fine-tuning and an answer of the server.
 
 On an Apple GPU the kernels run there; elsewhere they run in the emulator, and the models are tiny.
 """
@@ -36,7 +36,7 @@ FORMATS = [
     "onebit_llama_fp16",
 ]
 ROUNDED = 0.05
-"""What a text whose activations round otherwise may differ by; a wrong kernel differs by about 1."""
+"""The most by which texts differ that round otherwise; a wrong kernel differs by about 1."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What a gated delta net computes before and after its recurrence, against its formula in float64."""
+"""The work of a gated delta net before and after its recurrence, against its formula in float64."""
 
 import mlx.core as mx
 import numpy as np

@@ -35,7 +35,7 @@ def starts_of(counts: tuple[int, ...]) -> mx.array:
 def rows_for(
     counts: tuple[int, ...], dims: int, dtype: mx.Dtype = mx.float32
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Rows sorted by matrix, the matrix of each, and where those of each matrix begin."""
+    """Rows sorted by matrix, the matrix of each, and where the rows of each begin."""
     mx.random.seed(dims)
     x = mx.random.normal((sum(counts), dims)).astype(dtype)
     indices = mx.array(np.repeat(np.arange(len(counts)), counts).astype(np.uint32))

@@ -98,7 +98,7 @@ def _model(name: str, layers: int) -> Decoder:
 
 
 def _rotate(model: Decoder) -> None:
-    """Gives all linears of blocks the format that those of Bonsai 2 have, but for the gates of heads."""
+    """Gives all linears of blocks the format of Bonsai 2's, but for the gates of heads."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear) and not path.endswith(("beta_proj", "decay_proj", "head")):
             outputs, inputs = module.weight.shape
@@ -138,7 +138,7 @@ def _read_split(model: Decoder, batch: int) -> Any:
 
 @pytest.fixture
 def fused_gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What MLX fuses on a GPU is one operation; a CPU would compile it when states are computed."""
+    """Counts as one operation what MLX fuses on a GPU; a CPU would compile it with the states."""
     fuse_gates(monkeypatch)
 
 

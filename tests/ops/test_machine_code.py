@@ -1,4 +1,4 @@
-"""What clang makes of the Metal kernels: every text compiles, and the loops over weights are lean.
+"""Machine code of the Metal kernels by clang: every text compiles, and the loops over weights are lean.
 
 The code is made for arm64, as there is no compiler for Apple's GPUs on other systems. Its
 instructions count the work that a text asks for, and say nothing about time.

@@ -1,4 +1,4 @@
-"""What holds for every backend that runs here, whatever the shape, dtype, strides and values."""
+"""Properties of every backend that runs here, whatever the shape, dtype, strides and values."""
 
 import os
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def hold(
     are_few = backend in ("metal", "cuda") and not is_strict
     values["product"] = st.sampled_from(choice.NAMES if is_strict else [choice.DEFAULT])
     if rows is not None:
-        # those of one kernel for a few rows and of one for many
+        # shapes of one kernel for a few rows and of one for many
         values["rows"] = st.sampled_from([0, 3, 49] if are_few else [*rows, 49])
     tried = settings(
         max_examples=6 if are_few else 30,

@@ -1,4 +1,4 @@
-"""Cutting into many parts: the parts are those of MLX, and the gradient is as small as the array."""
+"""Cutting into many parts: the parts equal MLX's, and the gradient is as small as the array."""
 
 import mlx.core as mx
 import pytest

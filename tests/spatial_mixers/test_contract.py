@@ -1,4 +1,4 @@
-"""What every spatial mixer promises, for every mixer found in the package."""
+"""The contract of spatial mixers, for every mixer found in the package."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What attention by other kernels than the softmax promises beyond the contract."""
+"""Promises of attention by other kernels than the softmax, beyond the contract."""
 
 import mlx.core as mx
 import pytest

@@ -95,7 +95,7 @@ class GGUFFormat:
         layouts: From a model, how parameters lie in a file, by their names in memory, where that is not
             as on the Hub; the `layouts` of the architecture tell that from a file.
         may_be_rotated: Whether its weights may be rotated.
-        left_out: A key that counts blocks after those of the model, which are never read.
+        left_out: A key that counts blocks after the model's, which are never read.
     """
 
     config: Mapping[str, Any]
@@ -214,7 +214,7 @@ class Architecture:
     packed_formats: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
-    why_no_base: str | None = "its blocks differ from those of Llama"
+    why_no_base: str | None = "its blocks differ from Llama's"
     needs_range: bool = False
     mlx_lm: Callable[[Any, Sequence[int]], bool | None] = _unknown
     name_in_mlx_lm: str = ""

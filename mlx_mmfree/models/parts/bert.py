@@ -44,7 +44,7 @@ class BertConfig(HubConfig):
     num_hidden_layers: int = key("Number of blocks.", integer, 12, high=1024)
     intermediate_size: int = key("Width of the channel mixer.", integer, 3072)
     hidden_act: str = key(
-        "Its activation, and that of the head.", activation, "gelu_new", supported=FUNCTIONS
+        "Its activation, and the head's.", activation, "gelu_new", supported=FUNCTIONS
     )
     max_position_embeddings: int = key("Rows of the table of positions.", integer, 512, high=2**20)
     type_vocab_size: int = key(

@@ -32,7 +32,7 @@ GGUF_KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-"""Keys of a GGUF file, without the architecture, with those of `config.json`."""
+"""Keys of a GGUF file, without the architecture, with the keys of `config.json`."""
 
 WHY_NO_BASE = "its feed-forward is a mixture of experts, which a hybrid has no names for"
 """As of `Architecture.why_no_base`."""

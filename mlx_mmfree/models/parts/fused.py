@@ -113,9 +113,9 @@ _FAST: dict[type[nn.Module], type[nn.Module]] = {
 def fuse_operations(model: Model) -> Model:
     """Lets each block of a model compute in few operations, in place; returns the model.
 
-    Linears and norms of MLX become those of `layers`, which have the same parameters.
+    Linears and norms of MLX become the layers of `layers`, which have the same parameters.
 
-    Results are those of the definitions but for rounding: between a norm and the linears after it, a
+    Results equal the definitions but for rounding: between a norm and the linears after it, a
     fused block may keep more bits.
     """
     for module in model.modules():

@@ -62,7 +62,7 @@ class ImageConfig(HubConfig):
         factory=dict,
     )
     label_names: tuple[str, ...] = declare(
-        "The classes' names: for ImageNet, those of synsets.", ()
+        "The classes' names: for ImageNet, names of synsets.", ()
     )
     label_descriptions: Mapping[str, str] = declare("What these names mean.", factory=dict)
 

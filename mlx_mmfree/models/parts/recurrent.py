@@ -185,7 +185,7 @@ class DeltaRuleConfig(RecurrentConfig):
     num_heads: int = key("Heads of queries and keys.", integer, 16)
     num_v_heads: int | None = key("Heads of values; `None`: as many.", integer, None)
     head_dim: int = key("Dims of a key.", integer, 128)
-    expand_v: float = key("Dims of a value over those of a key.", number, 1.0, low=1e-3, high=64)
+    expand_v: float = key("Dims of a value over dims of a key.", number, 1.0, low=1e-3, high=64)
     conv_size: int = key("Taps of the convolutions.", integer, 4, high=1024)
     allow_neg_eigval: bool = key("Twice as much is replaced.", boolean, False)
 

@@ -27,7 +27,7 @@ def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
 
 
 def ids_array(tokens: mx.array | Sequence[Sequence[int]], vocab_size: int) -> mx.array:
-    """Ids as an array; those of lists are checked, which waits for no device.
+    """Ids as an array; ids of lists are checked, which waits for no device.
 
     Raises:
         ValueError: The lists are not of one length, or hold what is no id.

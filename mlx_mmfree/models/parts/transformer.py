@@ -76,7 +76,7 @@ class TransformerConfig(HubConfig):
         as_meant=True,
     )
     attention_bias: bool = key("Whether the projections of attention have a bias.", boolean, False)
-    mlp_bias: bool = key("Whether those of the feed-forward have one.", boolean, False)
+    mlp_bias: bool = key("Whether linears of the feed-forward have one.", boolean, False)
     tie_word_embeddings: bool = key("The head reads the embedding's weight.", boolean, False)
     max_position_embeddings: int = key(
         "The longest text of training, where dynamic scaling begins.", integer, 2048, high=2**40

@@ -1,1 +1,1 @@
-"""What each kind of kernels takes: a file has a function `report`, which `yardstick` calls."""
+"""Costs of each kind of kernels: a file has a function `report`, which `yardstick` calls."""

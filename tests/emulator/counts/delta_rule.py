@@ -1,6 +1,6 @@
 """The instructions of `gated_delta_rule` by the number of positions: in one launch, and in chunks.
 
-Counted are those of the busiest core, for 48 heads of 128 dims with a gate for each, as Qwen3.5 has
+Counted are slots of the busiest core, for 48 heads of 128 dims with a gate for each, as Qwen3.5 has
 them. A threadgroup stays on one core. MLX's products of matrices have no machine code here. Of them,
 multiply-adds alone are counted, 32 an instruction, as if they were spread evenly over all cores. What
 only moves or scales arrays is left out. So chunks take more than is shown.
@@ -54,7 +54,7 @@ def in_one_launch(length: int, cores: int) -> float:
 
 
 def in_chunks(length: int, cores: int) -> float:
-    """Those of the launches between MLX's products, and the products' multiply-adds."""
+    """Slots of the launches between MLX's products, and the products' multiply-adds."""
     chunks = ceil(length / CHUNK_LENGTH)
     size = ceil(length / chunks)
     codes = _codes(CHUNK_LENGTH)
@@ -64,7 +64,7 @@ def in_chunks(length: int, cores: int) -> float:
 
 
 def multiply_adds(size: int) -> int:
-    """Those of MLX's products for a chunk of a head."""
+    """Slots of MLX's products for a chunk of a head."""
     return 5 * size * size * DIMS + size * DIMS * DIMS
 
 

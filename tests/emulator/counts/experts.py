@@ -1,6 +1,6 @@
 """Products of experts with prompts: instructions, and how rows are padded, by how tokens choose experts.
 
-The sizes are those of Maple: 256 experts of width 512, of which 8 are chosen, and 2048 dims. Rows of an
+The sizes are Maple's: 256 experts of width 512, of which 8 are chosen, and 2048 dims. Rows of an
 expert are computed two at a time, and a last one alone, so that none is padded.
 """
 
@@ -20,11 +20,11 @@ EXPERTS, CHOSEN, DIMS, WIDTH = 256, 8, 2048, 512
 GROUP_SIZE = 128
 TOKENS = (64, 512)
 MLX_ROWS = 16
-"""Those of a tile of MLX's product of sorted rows."""
+"""Rows of a tile of MLX's product of sorted rows."""
 
 
 def even(tokens: int) -> list[int]:
-    """As many rows of each expert."""
+    """The same number of rows of each expert."""
     return [tokens * CHOSEN // EXPERTS] * EXPERTS
 
 
@@ -58,7 +58,7 @@ def _codes(inputs: int, are_codes: bool) -> tuple[Code, Code]:
 
 
 def instructions(inputs: int, rows: int, are_codes: bool) -> float:
-    """Those of a SIMD group for 8 outputs of an expert."""
+    """Slots of a SIMD group for 8 outputs of an expert."""
     both, pairs = _codes(inputs, are_codes)
     keep, pair, products, last = (loop.instructions for loop in both.loops)
     rounds = ceil(inputs / 16 / 32)

@@ -13,7 +13,7 @@ from tests.emulator import compiler
 
 
 class Matrices(NamedTuple):
-    """What a round of a kernel's inner loop takes.
+    """The cost of a round of a kernel's inner loop.
 
     Attributes:
         kind: The kernel.
@@ -39,7 +39,7 @@ def counted() -> Iterator[Matrices]:
 
 
 def in_text(kind: str, code: str) -> Matrices:
-    """What the innermost loop with products takes; of several, the one with most."""
+    """The cost of the innermost loop with products; of several, the one with most."""
     found = compiler.loops_around(code, "simdgroup_multiply")
     loops = [[each.split()[0] for each in loop.instructions] for loop in found]
     names = max(loops, key=lambda names: names.count("simdgroup_multiply"))

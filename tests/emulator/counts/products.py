@@ -1,4 +1,4 @@
-"""What the kernels of products take for one row, as the bounds of `mmfree bench --bound` have it."""
+"""Slots of the kernels of products for one row, as the bounds of `mmfree bench --bound` have it."""
 
 import json
 from collections.abc import Iterator

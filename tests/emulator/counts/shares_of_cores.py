@@ -10,7 +10,7 @@ from tests.emulator.attention_texts import text_of_attention
 HEADS = (8, 12, 16, 20, 24, 32, 40)
 KEYS = (512, 1024, 4096, 32768)
 CORES = {8: OTHER_CORES, 20: OTHER_CORES, 40: MAX_CORES, 80: ULTRA_CORES}
-"""Numbers of cores, each with those of its kind of chip."""
+"""Numbers of cores, each with the facts of its kind of chip."""
 
 
 class Share(NamedTuple):

@@ -277,7 +277,7 @@ def qwen(hyper: dict[str, Any]) -> Callable[[Weights], Weights]:
 
 
 _OF_EVERY_FILE = ("hidden", "split")
-"""What the arrays of a file say too."""
+"""Facts that the arrays of a file give too."""
 
 
 def kimi_linear(weights: Weights) -> Weights:
@@ -313,7 +313,7 @@ def mamba(weights: Weights) -> Weights:
 
 
 def made(file: GoldenFile) -> tuple[TokenMixer, Callable[[Weights], Weights]]:
-    """The mixer of a file, and its parameters from those of the file."""
+    """The mixer of a file, with parameters from the file."""
     hyper, dims = file.hyper, file.inputs["x"].shape[-1]
     layer = hyper.get("layer")
     shapes = {name: x.shape[0] for name, x in file.weights.items()}

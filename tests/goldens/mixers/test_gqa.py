@@ -41,7 +41,7 @@ def gated(file: GoldenFile) -> GQA:
 
 
 def parameters_of(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Those of the mixer, whose norms have the whole gain."""
+    """Parameters of the mixer, whose norms have the whole gain."""
     found = {f"{ours}.weight": weights[f"{theirs}.weight"] for ours, theirs in LINEARS.items()}
     for name in ("query", "key"):
         found[f"{name}_norm.weight"] = 1.0 + weights[f"{name[0]}_norm.weight"]

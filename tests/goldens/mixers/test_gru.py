@@ -13,7 +13,7 @@ GATES = ("reset_proj", "update_proj", "candidate_proj")
 
 
 def _mixer(file: GoldenFile) -> GRU:
-    """As wide as the state, so that the output can show all of it; further inputs are zero."""
+    """Dims as wide as the state, so that the output can show all of it; further inputs are zero."""
     inputs, hidden = file.hyper["input"], file.hyper["hidden"]
     dims = max(inputs, hidden)
     mixer = GRU(dims, hidden_dims=hidden)

@@ -10,7 +10,7 @@ from tests.goldens.mixers.files import GoldenFile, assert_close, golden, heads_a
 
 
 def attend(file: GoldenFile, **options: Any) -> mx.array:
-    """What the file's queries, keys and values give, passed on by the projections."""
+    """The result for the file's queries, keys and values, which projections pass on."""
     q = file.inputs["q"]
     _, heads, _, head_dim = q.shape
     width, projection = heads * head_dim, file.weights["projection_matrix"]

@@ -42,7 +42,7 @@ def part(weights: Weights, prefix: str) -> Weights:
 
 
 def as_linears(weights: Weights) -> Weights:
-    """Weights of 1 x 1 convolutions as those of linears."""
+    """Weights of 1 x 1 convolutions as weights of linears."""
     return {
         name: value[:, :, 0, 0] if value.ndim == 4 and value.shape[1] > 1 else value
         for name, value in weights.items()

@@ -1,4 +1,4 @@
-"""What every token mixer says of itself, for every mixer found in the package."""
+"""Declarations of token mixers about themselves, for every mixer found in the package."""
 
 import inspect
 import pkgutil

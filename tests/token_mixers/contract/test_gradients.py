@@ -112,7 +112,7 @@ def test_a_row_of_padding_alone_adds_nothing(case: Case) -> None:
     (_, alone), want = mx.value_and_grad(loss)(fewer, valid[rows])
     assert mx.isfinite(y).all().item()
     assert relative_error(y[rows], alone) <= TOLERANCE[mx.float32]
-    # sums may cancel, as those of the bias of keys under a softmax
+    # sums may cancel, as for the bias of keys under a softmax
     least = 1e-3 * max(mx.abs(gradient).max().item() for gradient in want.values())
     for path, gradient in got.items():
         assert mx.isfinite(gradient).all().item(), path

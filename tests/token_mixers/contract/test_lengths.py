@@ -1,4 +1,4 @@
-"""Sequences of one position, and of lengths beside those of chunks and blocks, for every mixer."""
+"""Sequences of one position, and of lengths beside the lengths of chunks and blocks, for every mixer."""
 
 import mlx.core as mx
 

@@ -213,7 +213,7 @@ def _shown(cases: Iterable[ParameterSet]) -> list[ParameterSet]:
 def test_weights_times_values_are_the_result(case: Case) -> None:
     mixer, x = case.build(), sequence()
     if "empty_values" in mixer:
-        # weights are those of tokens alone
+        # weights are for tokens alone
         mixer.empty_values = mx.zeros_like(mixer.empty_values)
     weights = mixer.mixing_weights(x)
     assert weights.shape[2] == x.shape[1] and weights.dtype == mx.float32

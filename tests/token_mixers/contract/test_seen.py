@@ -1,4 +1,4 @@
-"""What each position sees and what it does not, for every mixer found in the package."""
+"""Positions that each position sees and does not see, for every mixer found in the package."""
 
 import mlx.core as mx
 import numpy as np

@@ -132,7 +132,7 @@ def attention_tail(
 ) -> tuple[mx.array, Tail]:
     r"""Attention of one token to those in a cache and in a tail, and to itself.
 
-    The formula is `attention_step`'s, where the tokens of the tail follow those of the cache.
+    The formula is `attention_step`'s, where the tokens of the tail follow the cache's.
 
     Args:
         projected: As for `attention_step`, `(B, 1, (H + 2G) K)` or `(B, 1, (2H + 2G) K)`.

@@ -138,7 +138,7 @@ _SOURCE = """
         const int above = row * STRIDE + u - SIDE / 2;
         if (above < 0 || above >= height) continue;
         const size_t origin = (image * height + above) * width * dims + channel;
-        // with known places of `sums`, which then stay in registers
+        // with known indices of `sums`, which then stay in registers
         #pragma clang loop unroll(full)
         for (int p = 0; p < (TILE - 1) * STRIDE + SIDE; p++) {
             const int beside = column * STRIDE + p - SIDE / 2;

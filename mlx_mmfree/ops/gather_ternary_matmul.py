@@ -40,7 +40,7 @@ def gather_ternary_matmul(
             `ops.ternary`.
         indices: The matrix :math:`i_r` of each row, integers `(...)` in `[0, E)`. Results of rows with
             others are undefined.
-        starts: Of rows that are sorted by their matrices, `x` being `(rows, D)`: where those of each
+        starts: Of rows that are sorted by their matrices, `x` being `(rows, D)`: where the rows of each
             matrix begin, and their number, integers `(E + 1,)`. They make a GPU read a matrix once.
 
     Returns:

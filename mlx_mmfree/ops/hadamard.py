@@ -87,7 +87,7 @@ def _reference(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -
 
 
 # A thread transforms numbers in registers, first neighbours and then such as lie further apart, which
-# threads exchange in threadgroup memory. Each writes to the places that it has read from.
+# threads exchange in threadgroup memory. Each writes to the indices that it has read from.
 _SOURCE = """
     constexpr uint THREADS = BLOCK / EACH;
     constexpr uint GROUPS = THREADS / 32;

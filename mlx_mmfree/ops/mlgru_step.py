@@ -235,7 +235,7 @@ _step_kernel = mx.fast.metal_kernel(
         float states[4];
         #pragma clang loop unroll(full)
         for (uint n = 0; n < 4; n++) {
-            // behind the last channel those of the last one
+            // after the last channel the last one again
             const uint k = WHOLE_FOURS ? n : min(n, dims - 1 - first);
             float f = sigmoid(static_cast<float>((forgets + first)[k]));
             if (BOUNDED) {

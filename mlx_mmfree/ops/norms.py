@@ -247,7 +247,7 @@ _gated_kernel = mx.fast.metal_kernel(
         float four[4];
         #pragma clang loop unroll(full)
         for (uint n = 0; n < 4; n++) {
-            // behind the last number the last one
+            // after the last number the last one
             const uint k = WHOLE_FOURS ? n : min(n, dims - 1 - first);
             const float normed = static_cast<float>((gates + first)[k]) * factor
                 * static_cast<float>((weight + first)[k]);

@@ -162,7 +162,7 @@ _metal_kernel = mx.fast.metal_kernel(
         float four[4];
         #pragma clang loop unroll(full)
         for (uint n = 0; n < 4; n++) {
-            // behind the last input those of the last one
+            // after the last input the last one again
             const uint k = WHOLE_FOURS ? n : min(n, dims - 1 - first);
             float value = static_cast<float>((inputs + first)[k]) * factor;
             if (WEIGHTED) value *= static_cast<float>((weight + first)[k]);

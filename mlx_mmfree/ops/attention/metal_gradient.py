@@ -2,7 +2,7 @@
 
 Forward is one launch. It also writes the log of the sum of `e^score` of each query, `(B, H, L)`, from
 which the gradient makes the weights anew, tile by tile. The gradient is three launches: the sums of the
-products of each result and its gradient, the gradients of keys and values by tiles of keys, and that of
+products of each result and its gradient, the gradients of keys and values by tiles of keys, and of
 queries by tiles of queries. Nothing is added by several threads at once, so that the bits do not vary.
 Sums and weights are float32, whatever the arguments are.
 

@@ -24,7 +24,7 @@ SIZES = """
     const int count = keys_shape[2];
     const int value_dims = values_shape[3];
     const int shared_by = heads / groups;
-    // a query sees the keys up to its own place and as many more
+    // a query sees the keys up to its own position and as many more
     const int ahead = count - length;
     const float scale = precise::rsqrt(static_cast<float>(dims));
 

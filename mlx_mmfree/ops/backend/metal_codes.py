@@ -3,8 +3,8 @@
 BITS = (1, 2, 6)
 
 CODES = """
-    // Codes are taken in parts: those of one word, or of three words where codes have 6 bits. Of a part,
-    // codes at two places make a pair. One mask lays it into the last bits of two halves, which are
+    // Codes are taken in parts: of one word, or of three words where codes have 6 bits. Of a part,
+    // codes at two indices make a pair. One mask lays it into the last bits of two halves, which are
     // denormal numbers: code / 2^24 with code * 2^n in place of it where inputs have a unit of 2^-n.
     template <int BITS>
     inline int low_place(int pair) {
@@ -49,7 +49,7 @@ CODES = """
         return words;
     }
 
-    // The code at a place of a part.
+    // The code at an index of a part.
     template <int BITS>
     inline float code_at(uint3 words, int place) {
         const uint bits = BITS == 6 ? bits_from(words, BITS * place) : words[0] >> (BITS * place);

@@ -12,13 +12,13 @@ TERNARY = """
     // The exponent of 2^23, under which the bits of a float count ones.
     constant constexpr uint EXPONENT = 0x4B000000;
 
-    // Sets the exponent in words, for the trits at 8 of their 16 places: 0 to 7, or from 8.
+    // Sets the exponent of words, for the trits at 8 of their 16 indices: 0 to 7, or from 8.
     template <typename Words>
     inline Words under_exponent(Words words, uint first_place) {
         return (first_place == 0 ? words : words >> 16) | EXPONENT;
     }
 
-    // The trits at a place of words, counted from the first of the 8. With all other bits masked out a
+    // The trits at an index of words, counted from the first of the 8. With all other bits masked out a
     // word is the float 2^23 + 4^place * code, of which a multiply-add makes code - 1, without rounding.
     template <typename Trits, typename Words>
     inline Trits trits_at(Words words, uint place) {
@@ -29,7 +29,7 @@ TERNARY = """
 """
 
 PAIRS = """
-    // A word for places of its halves: before the sixth and from there on, or its low and high half
+    // A word for indices of its halves: before the sixth and from there on, or its low and high half
     // for `trits_at`, where halves must not be denormal.
     template <bool HALVES>
     inline uint2 shifts_of(uint word) {
@@ -39,8 +39,8 @@ PAIRS = """
         return shifts;
     }
 
-    // The codes at one place of both halves of a word, or their trits. Under one mask, codes are the
-    // last bits of halves, which are denormal numbers: code * 4^place / 2^24, where places begin again
+    // The codes at one index of both halves of a word, or their trits. Under one mask, codes are the
+    // last bits of halves, which are denormal numbers: code * 4^place / 2^24, where indices begin again
     // with the sixth.
     template <bool HALVES>
     inline float2 pair_at(uint2 shifts, uint place) {

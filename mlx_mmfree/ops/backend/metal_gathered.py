@@ -95,7 +95,7 @@ _TEXT = """
     const int rows = SORTED ? named[place + 1] - start : 1;
     if (first >= outputs || rows == 0) return;
 
-    // outputs behind the last one compute what the last one does, and store nothing
+    // outputs after the last one compute what the last one does, and store nothing
     const size_t line = static_cast<size_t>(matrix) * outputs + first;
     const auto weights = weight + line * words;
     threadgroup uint held[GROUPS * OUTPUTS * WORDS];
@@ -190,7 +190,8 @@ def multiply(
         x: `(..., D)`.
         weight: Packed trits, or codes of 2 bits, `(E, N, W)`, up to `MOST_WORDS` words wide.
         indices: The matrix of each row, `(...)`.
-        starts: Where rows are sorted by matrix: where those of each begin, and their number, `(E + 1,)`.
+        starts: Where rows are sorted by matrix: where the rows of each begin, and their number, `(E +
+            1,)`.
         scales, biases: Those of codes, `(E, N, D / group_size)`. Without them, codes are trits plus 1.
     """
     dims, (count, outputs, words) = x.shape[-1], weight.shape

@@ -213,7 +213,7 @@ def _kernel(matrices: int) -> Any:
     {choice_of_matrix(matrices, "TILE", "uint")}
     const uint rows = codes_shape[1];
     const uint code_words = codes_shape[2];
-    const uint dims = 4 * code_words;  // behind the last input codes are zero
+    const uint dims = 4 * code_words;  // after the last input codes are zero
     const uint words = weight0_shape[1];
     const uint first_output = block * TILE;
     const uint first_row = threadgroup_position_in_grid.y * TILE;

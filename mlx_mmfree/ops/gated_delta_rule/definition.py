@@ -133,7 +133,7 @@ def lead_gradient(
     d_before, d_written, d_last = cotangents
     backwards = (x[:, :, ::-1] for x in (gates, reads, keys, -d_written))
     after, falling, d_state = lead(*backwards, d_last, d_before[:, :, ::-1])
-    # the gradients of the states after the chunks, and those of what is written, with the other sign
+    # the gradients of the states after the chunks, and of what is written, with the other sign
     after, falling = after[:, :, ::-1], falling[:, :, ::-1]
     of_gates = (after * before).sum(axis=-1, keepdims=True)
     if gates.shape[3] == 1:

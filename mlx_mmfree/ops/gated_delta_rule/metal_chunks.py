@@ -25,9 +25,9 @@ _COLUMNS = 2
 
 _THREADS = 256
 
-# The inverses of two neighbouring blocks on the diagonal make that of both. What lies below them is a
-# product: the second's inverse, minus what it reads of the first, and the first's inverse. The smallest
-# blocks, of 4 rows, are solved column by column. Rows after the last are those of the identity.
+# The inverses of two neighbouring blocks on the diagonal make the inverse of both. What lies below them
+# is a product: the second's inverse, minus what it reads of the first, and the first's inverse. The
+# smallest blocks, of 4 rows, are solved column by column. Rows after the last are rows of the identity.
 _INVERSE = """
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int corner = mine / 4 * 4 * (SIZE + 1);
@@ -183,7 +183,7 @@ _LEAD = """
                 for (int c = 0; c < COLUMNS; c++) kept[place + i * dims + c] = piece[i][c];
             }
         }
-        // what each row reads of the state, from all its pieces, a few rows at a time
+        // what each row reads of the state, from all its segments, a few rows at a time
         const auto read = reads + chunk * size * keys + first;
         const auto value = v + chunk * size * dims;
         const auto out = written + chunk * size * dims;

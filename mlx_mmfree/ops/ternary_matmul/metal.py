@@ -130,7 +130,7 @@ _TILE_TYPES = {
 # A SIMD group computes 4 outputs of a group of rows. Lane l reads words l, l + 32, ... of their
 # weights, so that neighbouring lanes read neighbouring words. With halves, inputs are multiplied by
 # codes, which are trits plus 1. The inputs themselves are taken off after each word, so that sums stay
-# as small as those of trits. A lane for which a scaled input is infinite begins again with trits.
+# as small as with trits. A lane for which a scaled input is infinite begins again with trits.
 _decode = mx.fast.metal_kernel(
     name="ternary_matmul_decode",
     input_names=["x", "weight"],  # (rows, D), (N, W)
@@ -148,7 +148,7 @@ _decode = mx.fast.metal_kernel(
         + simdgroup_index_in_threadgroup);
     if (first >= outputs) return;
 
-    // places behind the last row or output compute what the last one does, and store nothing
+    // indices after the last row or output compute what the last one does, and store nothing
     const auto inputs = x + static_cast<size_t>(first_row) * dims;
     const auto weights = weight + static_cast<size_t>(first) * words;
     int input_line[ROWS];

@@ -102,7 +102,7 @@ _SOURCE = """
     threadgroup Four* trits_tile = trits_tiles + part * TILE * LINE;
     <task>
 
-    // a thread loads 4 inputs of 4 rows and the 16 trits of a word; places behind the last row or
+    // a thread loads 4 inputs of 4 rows and the 16 trits of a word; indices after the last row or
     // output hold what the last one does
     const uint four = index % (DEPTH / 4);
     const uint tile_line = index / (DEPTH / 4);
@@ -188,7 +188,7 @@ _SOURCE = """
         }
     }
     // 8 rows and 32 outputs at a time, in the memory of the first tiles; of the parts of a sum, each
-    // SIMD group adds up those of other rows
+    // SIMD group adds up sums of other rows
     constexpr uint PART = TILE * LINE * sizeof(Four) / sizeof(float);
     const threadgroup float* strips =
         reinterpret_cast<const threadgroup float*>(x_tiles) + group * 8 * 32;

@@ -36,7 +36,9 @@ COINED = {
     "place": (
         "places?",
         # in, into or take the place of something, and put in place
-        r"(?<!\bin )(?<!\binto )(?<!\b(?:in|ke|es) (?:the|its) )(?<!\b(?:in|ke|es) their )\bplaces?\b",
+        r"(?<!\bin )(?<!\binto )(?<!\bin the )(?<!\bin its )(?<!\bin their )(?<!\btake the )"
+        r"(?<!\btakes the )(?<!\btake its )(?<!\btakes its )(?<!\btake their )(?<!\btakes their )"
+        r"\bplaces?\b",
     ),
     "form": ("forms?", r"(?<!closed )(?<!\bto )(?<!\bthat )\bforms?\b(?! (?:a|an|one|the)\b)"),
     "beginning, marks": ("beginnings?|marks", r"\bbeginnings?\b|\bmarks\b"),

@@ -74,7 +74,7 @@ def measure_scaled(
     """Measures layers of each kind and the head by themselves, and scales them by depth.
 
     A layer's time is the time of a model of such layers less the time of one without layers, both with a
-    vocabulary of few tokens. The head comes with the lookup, the last norm and the choice of the token.
+    vocabulary of few tokens. The head comes with the lookup, the last norm and sampling.
 
     Args:
         name: Name to show with the results.

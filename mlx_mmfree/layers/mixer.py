@@ -214,8 +214,8 @@ class TokenMixer(Mixer):
         padding_last: It is given rows whose padding stands after the tokens, and is zero:
             `context.counts` has their number, and `context.valid` is `None`.
         of_memory: The projections that read the second sequence, where there is one.
-        memory_states: The types of states that it has with a second sequence, beside that of
-            `init_state`.
+        memory_states: The types of states that it has with a second sequence, beside
+            `init_state`'s.
         weighs_channels: `mixing_weights` has weights of each channel instead of each head.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
     """

@@ -44,7 +44,7 @@ class CosFormer(TokenMixer):
     since the cosine of a difference is a product of two features. `M` is `max_length`, so that a token's
     output stays while a text grows; the released code has the length of each call in its place. Where a
     text that is read in chunks has grown beyond it, results are NaN. With a `memory`, keys and values
-    are those of all its positions, counted like the positions of `x`, and the sums stay as they are.
+    are of all its positions, counted like the positions of `x`, and the sums stay as they are.
 
     Source: Qin et al., arXiv 2202.08791.
 

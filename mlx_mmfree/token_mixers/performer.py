@@ -143,7 +143,7 @@ class Performer(TokenMixer):
         eps: :math:`\epsilon`. Default: 1e-4, and 1e-3 for "relu".
         key_maximum: What `c` is. "seen": the largest exponent, for keys of a causal mixer the largest
             up to each token. "call": as in performer-pytorch, the largest :math:`W \tilde x`, for
-            keys that of a call; :math:`\epsilon` then lets a token depend a little on later ones, and
+            keys the call's; :math:`\epsilon` then lets a token depend a little on later ones, and
             on how a text is cut into calls, and the attention of long vectors becomes uniform.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.

@@ -1,4 +1,4 @@
-"""The text model that the page on models adds is saved, read again, made ternary and refused by name."""
+"""The text model that the page on models adds is saved, loaded, made ternary and refused by name."""
 
 import re
 from pathlib import Path

@@ -138,11 +138,11 @@ def test_dropout_takes_elements_of_what_a_mixer_adds(norm_order: Any, mixers: An
     block.train()
     mx.random.seed(3)
     first, second = (np.array(block(x)[0] - x) for _ in range(2))
-    is_kept = np.abs(first) > 1e-6
+    is_there = np.abs(first) > 1e-6
     # 2,560 elements, of which a quarter goes: six standard deviations are 0.05
-    assert abs(is_kept.mean() - 0.75) < 0.05
-    np.testing.assert_allclose(first[is_kept], added[is_kept] / 0.75, rtol=1e-4, atol=1e-5)
-    assert (is_kept != (np.abs(second) > 1e-6)).any()
+    assert abs(is_there.mean() - 0.75) < 0.05
+    np.testing.assert_allclose(first[is_there], added[is_there] / 0.75, rtol=1e-4, atol=1e-5)
+    assert (is_there != (np.abs(second) > 1e-6)).any()
     block.eval()
     assert np.array_equal(np.array(block(x)[0] - x), added)
     block.train()

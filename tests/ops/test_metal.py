@@ -262,8 +262,8 @@ def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> 
 def test_decoding_reads_each_packed_word_once(emulated: Emulator, rows: int, dims: int) -> None:
     check_code_sums(rows, dims, 33, mx.float32)
     record = emulated.records[-1]
-    # the last words of a row may hold padding alone; three outputs are missing to the last four, instead
-    # of which the last is read again
+    # the last words of a row may hold padding alone; three outputs are missing to the last four, so
+    # that the last is read twice
     assert record.loaded["weight"] == 36 * -(-dims // 16) * 4
     assert record.stored == {"out": rows * 33 * 4}
 

@@ -35,7 +35,7 @@ GGUF_KEYS = {
 """Keys of a GGUF file, without the architecture, with the keys of `config.json`."""
 
 WHY_NO_BASE = "its feed-forward is a mixture of experts, which a hybrid has no names for"
-"""As of `Architecture.why_no_base`."""
+"""For `Architecture.why_no_base`."""
 
 
 def check_experts(config: Any) -> None:

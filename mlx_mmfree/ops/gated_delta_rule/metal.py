@@ -19,7 +19,7 @@ from ..gated_linear_attention.definition import CHUNK_LENGTH
 from .definition import Inputs, compute, gradient, reference
 from .metal_chunks import columns_and_segment, in_launches, lead_in_one_launch
 
-PIECE = 16
+SEGMENT = 16
 """Rows of the state of which a thread holds its columns. Where keys have more than 256 dims, twice as
 many: for more threads there are not enough registers."""
 
@@ -28,7 +28,7 @@ MAX_LENGTH = 32
 
 MAX_PARTS = 16
 
-MAX_KEYS = 2 * MAX_PARTS * PIECE
+MAX_KEYS = 2 * MAX_PARTS * SEGMENT
 
 COLUMNS = 4
 """Columns of a thread in decoding, where there are enough: they share what is read for a row."""
@@ -179,14 +179,14 @@ def _gate(f: mx.array, keys: int) -> str:
 
 
 def _segment(keys: int) -> int:
-    return PIECE if keys <= MAX_PARTS * PIECE else 2 * PIECE
+    return SEGMENT if keys <= MAX_PARTS * SEGMENT else 2 * SEGMENT
 
 
 def _columns(keys: int, values: int, has_removal: bool) -> int:
     """The columns of a thread; registers of threads with several do not suffice for larger groups."""
     columns = COLUMNS_OF_REMOVAL if has_removal else COLUMNS
     is_filled = values % columns == 0 and values >= launch.SIMD_GROUP * columns
-    return columns if is_filled and keys <= 8 * PIECE else 1
+    return columns if is_filled and keys <= 8 * SEGMENT else 1
 
 
 def _check_inputs(

@@ -16,7 +16,7 @@ from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH, in_chunks
 from .definition import Chunks, Inputs, lead, lead_gradient, led, parallel_part
 
-_PIECE = 16
+_SEGMENT = 16
 _PARTS = 8
 """The most segments of a column, of as many rows of the state or a multiple."""
 
@@ -295,9 +295,9 @@ def _of_chunks(
 def columns_and_segment(keys: int, values: int, has_more: bool) -> tuple[int, int]:
     """The columns of a thread, and the rows of them that it holds, by what registers suffice for."""
     is_filled = values % _COLUMNS == 0 and values >= launch.SIMD_GROUP * _COLUMNS
-    if is_filled and keys <= 8 * _PIECE and keys % _PIECE == 0 and not has_more:
-        return _COLUMNS, _PIECE
-    return 1, _PIECE if keys <= 16 * _PIECE else 2 * _PIECE
+    if is_filled and keys <= 8 * _SEGMENT and keys % _SEGMENT == 0 and not has_more:
+        return _COLUMNS, _SEGMENT
+    return 1, _SEGMENT if keys <= 16 * _SEGMENT else 2 * _SEGMENT
 
 
 def _led_in_one_launch(

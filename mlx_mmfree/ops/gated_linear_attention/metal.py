@@ -26,13 +26,13 @@ from .definition import compute, reference
 CHUNK = 64
 """Positions of a chunk."""
 
-PIECE = 16
+SEGMENT = 16
 """Numbers of a column of the state that a thread holds. Where keys have more than 256 dims, twice as
 many: for more threads there are not enough registers."""
 
 MAX_PARTS = 16
 
-MAX_KEYS = 2 * MAX_PARTS * PIECE
+MAX_KEYS = 2 * MAX_PARTS * SEGMENT
 
 _TILE = 1024
 _MOST_STEPS = 8
@@ -380,7 +380,7 @@ def metal(
 
 
 def _segment(keys: int) -> int:
-    return PIECE if keys <= MAX_PARTS * PIECE else 2 * PIECE
+    return SEGMENT if keys <= MAX_PARTS * SEGMENT else 2 * SEGMENT
 
 
 def _gate(q: mx.array, f: mx.array | None) -> str:
@@ -400,7 +400,7 @@ def _check_inputs(
     f: mx.Dtype | None,
 ) -> tuple[mx.array, ...]:
     # as few segments of a column as make them so long, at least two, and more columns than lanes
-    keys = (1 if segment == PIECE else MAX_PARTS // 2) * segment + (segment if is_full else 1)
+    keys = (1 if segment == SEGMENT else MAX_PARTS // 2) * segment + (segment if is_full else 1)
     heads, values = (2, 1, length), launch.SIMD_GROUP + 1
 
     def pattern(factor: int, *shape: int) -> mx.array:

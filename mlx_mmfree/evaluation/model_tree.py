@@ -107,10 +107,9 @@ def tree_rows(part: Part) -> list[tuple[str, Part]]:
     rows = [(part.name, part)]
     groups = _alike(part.parts)
     for number, (name, first) in enumerate(groups):
-        is_last = number == len(groups) - 1
+        head, rest = ("└─ ", "   ") if number == len(groups) - 1 else ("├─ ", "│  ")
         for line, (below, each) in enumerate(tree_rows(first._replace(name=name))):
-            branch = ("└─ " if is_last else "├─ ") if line == 0 else ("   " if is_last else "│  ")
-            rows.append((branch + below, each))
+            rows.append(((rest if line else head) + below, each))
     return rows
 
 

@@ -119,7 +119,8 @@ class Convolution(nn.Module):
             kernel_size=kernel_size,
             stride=stride,
         )
-        padding = (kernel_size // 2 if kernel_size != stride else 0) if padding is None else padding
+        if padding is None:
+            padding = kernel_size // 2 if kernel_size != stride else 0
         check_counts("Convolution", padding=padding)
         self._dims = dims
         self._side = kernel_size

@@ -185,10 +185,13 @@ class Longformer(TokenMixer):
             shape = (*seen.shape[:3], positions.shape[1])
             of_all = mx.broadcast_to(blocks.for_each(marked[:, None, None]), shape)
             seen = mx.concatenate([seen, of_all], axis=-1)
+        index = positions[:, None, :, None]
         keys, values = (
-            mx.concatenate([blocks.near(part), blocks.for_each(chosen)], axis=2)
+            mx.concatenate(
+                [blocks.near(part), blocks.for_each(mx.take_along_axis(part, index, axis=2))],
+                axis=2,
+            )
             for part in (keys, values)
-            for chosen in (mx.take_along_axis(part, positions[:, None, :, None], axis=2),)
         )
         return blocks.merged(attention(blocks.own(queries), keys, values, seen))
 

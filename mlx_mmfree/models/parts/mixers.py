@@ -139,7 +139,9 @@ class MixerPositions:
     @property
     def argument(self) -> str | None:
         """The argument of mixers that takes it."""
-        return "rope" if self.kind == "rope" else "position_bias" if self.is_bias else None
+        if self.kind == "rope":
+            return "rope"
+        return "position_bias" if self.is_bias else None
 
     def refusal(self, mixer: str) -> UnsupportedModelError:
         """The error for a mixer that does not take it."""

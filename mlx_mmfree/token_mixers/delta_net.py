@@ -34,7 +34,7 @@ class DeltaNet(DeltaRuleMixer):
         value_dims: Dims of all values, `H * V`. Default: `dims`.
         conv_size: Taps of the convolutions.
         use_gate: Whether the output is multiplied by :math:`\mathrm{silu}(W_g x_t)`.
-        allow_negative: :math:`\beta_t` is twice as large, so that what is held may change its sign.
+        allow_negative: :math:`\beta_t` is twice as large, so that the state may change its sign.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.

@@ -35,7 +35,7 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
         head_dim: Dims `K` of a key. Default: `dims / num_heads`.
         value_head_dim: Dims `V` of a value. Default: `head_dim`.
         conv_size: Taps of the convolutions.
-        allow_negative: :math:`\beta_t` is twice as large, so that what is held may change its sign.
+        allow_negative: :math:`\beta_t` is twice as large, so that the state may change its sign.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.

@@ -36,7 +36,7 @@ class KDA(DeltaRuleMixer):
         rank: Dims that :math:`W_1` and :math:`W_3` map to. Default: `V`.
         conv_size: Taps of the convolutions.
         lower_bound: The least logarithm of a gate, below 0; `None`: there is none.
-        allow_negative: :math:`\beta_t` is twice as large, so that what is held may change its sign.
+        allow_negative: :math:`\beta_t` is twice as large, so that the state may change its sign.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each. :math:`W_1` to :math:`W_4` are
             `decay_down_proj`, `decay_proj`, `gate_down_proj` and `gate_proj`.

@@ -25,7 +25,7 @@ class MaskedLM(TokenModel):
         blocks: The blocks, first to last, whose token mixers are built to see the whole sequence.
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
-        config: The architecture's configuration, kept as the attribute `config`.
+        config: The architecture's configuration, stored as the attribute `config`.
         positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Shape:

@@ -363,7 +363,7 @@ class ImageClassifier(nn.Module):
         neck: What stands between the last stage and the pooling, such as a norm; `None`: nothing.
         pool: The vector of an image is the mean of all positions, or the first of a sequence, as where a
             class token stands there.
-        config: The architecture's configuration, kept as the attribute `config`.
+        config: The architecture's configuration, stored as the attribute `config`.
 
     Attributes:
         pipeline: The task of such a model, as the Hub names it.

@@ -193,7 +193,7 @@ class TokenModel(TokenLayers, Stack):
         blocks: The blocks, first to last.
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
-        config: The architecture's configuration, kept as the attribute `config`.
+        config: The architecture's configuration, stored as the attribute `config`.
         positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Attributes:
@@ -275,7 +275,7 @@ class Decoder(TokenModel):
         blocks: The blocks, first to last.
         norm: The norm before the head.
         head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
-        config: The architecture's configuration, kept as the attribute `config`.
+        config: The architecture's configuration, stored as the attribute `config`.
         positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Shape:

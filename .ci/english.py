@@ -81,7 +81,10 @@ ELSEWHERE = {"marks", "leave"}
 """Keywords of pytest and tqdm, which do not count where a value is given to them."""
 
 VOCABULARIES = re.compile(r"(mlx_mmfree|tests)/tokenizer/")
-"""In these files a segment is an entry of a vocabulary, as SentencePiece calls it."""
+"""In these files a piece is an entry of a vocabulary, as SentencePiece calls it."""
+
+CODE = re.compile(r";\n|;$|\w\[\w|<<|>>|\+\+|^\w+ <|\w [*%] \w|==|\w \+ \w+ [*<]")
+"""Of the strings, texts of kernels, whole or in part, which are code in another language."""
 
 LONG = 30
 """A sentence with more words is counted as long."""

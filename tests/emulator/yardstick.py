@@ -336,7 +336,7 @@ def _code(texts: dict[str, str], part: str, threads: int, dtype: str = "") -> Co
 
 
 def threadgroups(outputs: int, cores: Sequence[int]) -> str:
-    """The threadgroups of a row's product with a matrix of so many outputs, on chips of such numbers of cores."""
+    """The threadgroups of a row's product with a matrix of so many outputs, on chips of such cores."""
     with patch.object(metal_tuning, "cores", lambda: cores):
         tuning = Tuning.of(Variant.of(Options()), 1, WIDTHS[0], [outputs])
     count = metal_tuning.blocks([outputs], tuning.simd_groups * tuning.outputs)

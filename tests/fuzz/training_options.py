@@ -81,7 +81,8 @@ TRAIN_OPTIONS: list[Values] = [
     {"model": TRAIN["model"] | {"linear_class": "dense"}},
     {
         "model": TRAIN["model"]
-        | {"model_type": "bitnet", "rope_theta": 500000.0, "num_attention_heads": 2}
+        | {"model_type": "bitnet", "rope_theta": 500000.0}
+        | {"num_attention_heads": 2, "num_key_value_heads": 1}
     },
     {"init_from": "masters", "model": None},
     {"init_from": "latent", "model": None, "latent": True},

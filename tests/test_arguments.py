@@ -106,7 +106,7 @@ _OBJECT: Any = object()
 
 
 def _calls(loaded: Loaded) -> dict[Any, dict[str, Any]]:
-    """What each public function is called with, in which one argument is then a wrong one."""
+    """Sound arguments of each public function, of which one is then replaced by a wrong one."""
     model, tokenizer = loaded
     path = str(demo.path())
     text = {"model": model, "tokenizer": tokenizer, "max_tokens": 1}

@@ -1,9 +1,9 @@
 """How far a reader walks through the package to see one thing happen.
 
 A walk is what runs, warm, in all threads: the files and the functions that are entered, and the moves,
-which are calls whose file is another than that of the call before. `python tests/test_walk.py` prints
-each walk with its files in the order in which they are entered, as a map; `load` after it prints that
-walk alone, with its functions.
+which are calls into another file than the call before. `python tests/test_walk.py` prints each walk
+with its files in the order in which they are entered, as a map; `load` after it prints that walk alone,
+with its functions.
 """
 
 import sys

@@ -26,8 +26,9 @@ from mixer_report import (
 from tqdm import tqdm
 
 from mlx_mmfree.cli.parts.command import check_writable, command
-from mlx_mmfree.cli.parts.flags import add_picture_flag, gigabytes, non_negative, positive
+from mlx_mmfree.cli.parts.flags import gigabytes, non_negative, positive
 from mlx_mmfree.cli.parts.parser import CommandParser
+from mlx_mmfree.cli.parts.picture_flag import add_picture_flag
 from mlx_mmfree.errors import CheckpointError, MeasurementError, UsageError
 from mlx_mmfree.evaluation.benchmark import Record, measure
 from mlx_mmfree.files.reading import read_json_object, write_json

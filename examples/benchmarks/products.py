@@ -13,11 +13,11 @@ from product_tasks import TERNARY
 from random_models import add_config_flag, has_dense_head, random_packed
 from roofline import plot_roofline
 
-from mlx_mmfree.cli.parts.command import check_writable, command
-from mlx_mmfree.cli.parts.flags import add_picture_flag, positive
+from mlx_mmfree.cli.parts.command import command
+from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.loading import DTYPES
 from mlx_mmfree.cli.parts.parser import CommandParser
-from mlx_mmfree.cli.parts.show_attention import require_matplotlib
+from mlx_mmfree.cli.parts.picture_flag import add_picture_flag, check_picture
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import read_config
 from mlx_mmfree.evaluation.benchmark import Figure, Record, measure, metrics
@@ -466,9 +466,7 @@ def _add_amount_flags(group: Any) -> None:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.picture is not None:
-        require_matplotlib("picture", "bench")
-        check_writable("[bench] 'picture'", args.picture)
+    check_picture("bench", args.picture)
     reports = benchmark(
         _settings(args),
         _threads(args),

@@ -37,7 +37,7 @@ PACKAGES = {
     "images": "pixels",
     "models": "a file for each architecture",
     "token_mixers": "along a text",
-    "channel_mixers": "at a place",
+    "channel_mixers": "at a position",
     "spatial_mixers": "over a map",
     "layers": "BitLinear, norms, states, attention",
     "ops": "definitions, Metal kernels",

@@ -85,8 +85,8 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
     """The scales of all factors and of all offsets, 8 of each in 6 bits, then 4 bits a value.
 
-    The first four factors and offsets have the low 6 bits of bytes 0 to 7, whose high 2 bits are those
-    of the last four, beside the halves of bytes 8 to 11.
+    The first four factors and offsets have the low 6 bits of bytes 0 to 7, whose high 2 bits belong
+    to the last four, beside the halves of bytes 8 to 11.
     """
     low, high = blocks[:, 4:12].reshape(-1, 2, 4), blocks[:, 12:16]
     rest = np.stack([high & 15, high >> 4], axis=1) | (low >> 6) << 4

@@ -105,7 +105,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(data: Path) -> None:
     whole = [*_flags(folder, data, "whole"), *QUICK, "--train"]
     assert main(whole) == 0
     losses = [each["loss"] for each in read_log(data.parent / "whole/log.jsonl") if "loss" in each]
-    # of smoothed targets it could not fall below that of equal chances
+    # of smoothed targets it could not fall below the loss of equal chances
     assert losses[-1] < 0.9 * math.log(3)
 
     class Stop(Exception):

@@ -16,13 +16,13 @@ from tests.training.test_ternarize import dense_model
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dense model, and data that no command can use."""
-    place = tmp_path_factory.mktemp("refusals")
-    save_model(place / "dense", dense_model(), GOLDENS / "tokenizer_bpe")
-    (place / "short.txt").write_text("hi")
+    folder = tmp_path_factory.mktemp("refusals")
+    save_model(folder / "dense", dense_model(), GOLDENS / "tokenizer_bpe")
+    (folder / "short.txt").write_text("hi")
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    (place / "chats.json").write_text(json.dumps([chat]))
+    (folder / "chats.json").write_text(json.dumps([chat]))
     settings = {
         "output": "new/run",
         "model": {"model_type": "hgrn_bit", "vocab_size": 300, "hidden_size": 16},
@@ -30,8 +30,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "steps": 2,
         "warmup_steps": 1,
     }
-    (place / "train.yaml").write_text(yaml.safe_dump(settings))
-    return place
+    (folder / "train.yaml").write_text(yaml.safe_dump(settings))
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_nothing_is_left(
-    place: Path,
+    folder: Path,
     command: str,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(place)
-    before = sorted(place.rglob("*"))
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
     output = [] if "--config" in command else ["--output", "new/run"]
     assert main([*command.split(), *output]) == 2
     assert words in capsys.readouterr().err
-    assert sorted(place.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert report["two"]["settings"]["model"] == {"layers": 4, "dims": 8}
 
 
-def test_runs_of_the_same_name_are_told_apart(
+def test_runs_of_the_same_name_are_distinguished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(_run(tmp_path / parent / "run", [1.0])) for parent in ("a", "b")]

@@ -63,7 +63,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "dora": {"fine_tune_type": "dora"},
     "orpo": {"train_mode": "orpo"},
 }
-_PYTEST_MARKS = {"lora": (), "dora, dpo": ()}
+_SLOWNESS = {"lora": (), "dora, dpo": ()}
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
@@ -92,7 +92,7 @@ def _samples(model: Decoder, settings: FineTuneSettings) -> dict[str, Samples[An
 
 @pytest.mark.sample(1, of="family")
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=_PYTEST_MARKS.get(way, (pytest.mark.slow,))) for way in WAYS]
+    "way", [pytest.param(way, marks=_SLOWNESS.get(way, (pytest.mark.slow,))) for way in WAYS]
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trained_attached_and_fused(

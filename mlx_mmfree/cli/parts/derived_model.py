@@ -1,4 +1,4 @@
-"""What the commands share that make a model of another one: `distil`, `ternarize` and `calibrate`."""
+"""Shared by the commands that make a model of another one: `distil`, `ternarize` and `calibrate`."""
 
 import argparse
 import sys

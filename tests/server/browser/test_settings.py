@@ -158,7 +158,7 @@ def test_models_are_switched(open_page: OpenPage, chat: str) -> None:
     assert page.get_by_role("combobox", name="Model").input_value() == "chatty:pirate"
 
 
-def test_kinds_of_models_are_told_apart(open_page: OpenPage, story: str) -> None:
+def test_kinds_of_models_are_distinguished(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     models = [
         {"id": "vectors", "kind": "embedding", "chat_template": False, "context_length": 512},

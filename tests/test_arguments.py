@@ -31,12 +31,13 @@ from mlx_mmfree import (
     stream_generate,
 )
 from mlx_mmfree.arguments import did_you_mean
-from mlx_mmfree.errors import MMFreeError, TrainingError
+from mlx_mmfree.errors import MMFreeError, TrainingError, UnsupportedModelError
 from mlx_mmfree.hub import convert, open_checkpoint
 from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.token_mixers import SlidingWindowAttention
-from mlx_mmfree.training import FineTuneSettings
+from mlx_mmfree.training import FineTuneSettings, train_model
 
 Loaded = tuple[Any, Any]
 NAMES = [name for name in mlx_mmfree.__all__ if callable(getattr(mlx_mmfree, name))]
@@ -217,6 +218,7 @@ def test_numbers_of_settings(tmp_path: Path) -> None:
         ({"iters": 2.5}, r"'iters' must be a whole number but got 2\.5"),
         ({"mask_prompt": "yes"}, "'mask_prompt' must be true or false but got 'yes'"),
         ({"keys": "q_proj"}, "'keys' must be a list but got 'q_proj'"),
+        ({"keys": [1]}, "'keys' must be a list of names but holds 1"),
         ({"data": 3}, "'data' must be text but got 3"),
     ):
         with pytest.raises(TrainingError, match=rf"\[lora\] {words}"):
@@ -367,6 +369,33 @@ def test_a_conversion_begins_with_an_opened_checkpoint() -> None:
     ):
         with pytest.raises(ValueError, match=rf"\[convert\] {words}"):
             convert(opened, "converted", **given)
+
+
+def test_a_model_with_an_adapter_is_not_saved_without_it(loaded: Loaded, tmp_path: Path) -> None:
+    model, _ = load(demo.path())
+    add_adapters(model, lambda name, _: name.endswith("down_proj"), rank=2)
+    with pytest.raises(
+        UnsupportedModelError, match=r"'model' must have no adapter on it but has one"
+    ):
+        save_model(tmp_path / "tuned", model, loaded[1])
+    assert not list(tmp_path.iterdir())
+    fuse(model, "ternary")
+    save_model(tmp_path / "tuned", model, loaded[1])
+    ids = mx.array([[1, 2, 3]])
+    assert mx.array_equal(load(tmp_path / "tuned")[0](ids)[0], model(ids)[0])
+
+
+def test_a_text_is_no_array_of_tokens(loaded: Loaded) -> None:
+    for tokens in ("Once", None, 5):
+        with pytest.raises(TypeError, match=r"\[Decoder\] 'tokens' must be an mx\.array but got "):
+            loaded[0](tokens)
+
+
+def test_settings_of_a_run_are_read_first() -> None:
+    with pytest.raises(
+        TypeError, match=r"'settings' must be Settings but got str\. Read them: read_s"
+    ):
+        train_model("run.yaml")  # type: ignore[arg-type]
 
 
 def test_states_of_another_number_of_texts(loaded: Loaded) -> None:

@@ -7,6 +7,7 @@ from time import perf_counter
 
 from ..errors import UsageError
 from ..platform.resident_memory import BYTES_PER_GB
+from ..platform.terminal import counted
 from .parts import flags, loading, prompts, terminal
 from .parts.command import argument_errors, check_writable, command
 from .parts.parser import CommandParser
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         speed = len(tokens) / (perf_counter() - start)
         settings = loading.key_value_settings(args) if keeps_key_values(model) else None
         save_prompt_cache(args.prompt_cache_file, model, cache, settings)
-        print(f"Prompt: {len(tokens)} tokens, {speed:.3f} tokens-per-sec")
+        print(f"Prompt: {counted(len(tokens), 'token')}, {speed:.3f} tokens-per-sec")
         print(f"State: {terminal.size_text(cache.nbytes)} in '{args.prompt_cache_file}'")
         print(f"Peak memory: {mx.get_peak_memory() / BYTES_PER_GB:.3f} GB")
     return 0

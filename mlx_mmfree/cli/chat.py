@@ -1,6 +1,7 @@
 """`mmfree chat`: lets you talk with a model in the terminal."""
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -290,7 +291,9 @@ class Terminal:
                 sampler = sampler_from(args, self._special_tokens)
                 processors = processors_from(args)
         except UsageError as error:
-            _print_wrapped(f"error: {with_flags(str(error), parser, given)}")
+            words = with_flags(str(error), parser, given).partition(" See 'mmfree")[0]
+            words = re.sub(rf"--{name}(/-\w)?", name, words.removeprefix("argument "))
+            _print_wrapped(f"error: {words}")
             return
         if name == "seed":
             mx.random.seed(args.seed)

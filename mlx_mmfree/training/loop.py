@@ -57,6 +57,7 @@ def train_model(
         TrainingError: A file or setting is wrong, the folder cannot be written or belongs to another
             run at work, or the loss is not finite.
         TrainingStopped: A signal ended the run early. Its state is saved.
+        TypeError: The settings are none.
 
     Example:
         >>> from pathlib import Path
@@ -69,6 +70,11 @@ def train_model(
         >>> train_model(settings)["step"]
         2
     """
+    if not isinstance(settings, Settings):
+        raise TypeError(
+            f"[train_model] 'settings' must be Settings but got {type(settings).__name__}. Read them: "
+            "read_settings('run.yaml')."
+        )
     first = first or FirstModel(settings)
     first.task.check_files(settings)
     if processes is None:

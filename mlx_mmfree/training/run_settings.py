@@ -186,8 +186,8 @@ class RunSettings(Declared):
         """
         name, value = declared.name, getattr(self, declared.name)
         is_read = isinstance(value, (Sequence, Mapping)) and not isinstance(value, str)
-        # what a reader makes of a list or a mapping
-        if declared.metadata["reader"] is not None and is_read:
+        # what a reader makes of a list or a mapping; names can be read again
+        if declared.metadata["reader"] not in (None, names_in) and is_read:
             return
         if declared.metadata["holds"] and isinstance(value, os.PathLike):
             value = os.fspath(value)

@@ -263,8 +263,8 @@ def test_settings_change_the_next_answers(
     assert shown.count("Write /set NAME VALUE. The settings are: temp 5.0, top-p 0.9") == 2
     assert "Write /set NAME VALUE. There is no setting 'foo'. The settings are: temp 5.0" in shown
     assert "\nThe settings are: temp 5.0" in shown
-    assert "error: --top-p must be above 0" in shown
-    assert "error: argument --max-tokens/-m: must be a whole number" in shown
+    assert "error: top-p must be above 0" in shown
+    assert "error: max-tokens: must be a whole number" in shown
 
 
 def test_quotes_hold_a_message_of_several_lines(

@@ -94,3 +94,20 @@ def test_the_nearest_key_of_a_file_is_named(
         assert main([command, "--config", str(file)]) == 2
         words = f"[{command}] '{file}' has unknown keys {key}. Did you mean '{name}'?\n"
         assert capsys.readouterr().err == f"error: {words}"
+
+
+def test_a_wrong_value_of_a_file_is_named_by_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    flags = ["lora", "--config", str(file)]
+    for text, words in (
+        ("learning_rate: fast", "'learning_rate' must be a number but got 'fast'"),
+        ("batch_size: 0", "'batch_size' must be positive but got 0"),
+        ("optimizer: adamx", "'optimizer' must be one of"),
+    ):
+        file.write_text(f"train: true\ndata: d\n{text}\n")
+        assert main(flags) == 2
+        assert words in capsys.readouterr().err
+    assert main([*flags, "--optimizer", "sgd", "--batch-size", "0"]) == 2
+    assert "--batch-size" in capsys.readouterr().err

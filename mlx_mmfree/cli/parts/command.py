@@ -28,7 +28,7 @@ _FLAGS_OF_ARGUMENT = {
     "group_size": ("kv_group_size",),
     "max_size": ("max_kv_size",),
     "path_or_repo": ("model", "draft_model", "teacher", "data"),
-    "path": ("output",),
+    "path": ("output", "model"),
     "repository": ("upload_repo",),
     "sequence_length": ("length",),
     "source": ("plugin",),
@@ -36,10 +36,15 @@ _FLAGS_OF_ARGUMENT = {
 }
 
 
+_FILE = {"-c", "--config"}
+"""The flag of a file with settings."""
+
+
 def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Sequence[str]) -> str:
     """A message of the library in which the flags of a command replace the arguments' names.
 
     A function of the library that a message names is left out before a flag, which says it already.
+    Where the command was given a file with settings, those that were not typed keep their names.
 
     Args:
         message: A message of the format `[caller] 'argument' must be … but got ….`
@@ -50,13 +55,20 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     if parser is None or re.match(r"\[[\w-]+\.json\]", message):
         return message
     actions = _chosen(parser, argv)._actions
+    typed = {word.partition("=")[0] for word in argv}
+    has_file = any(each.type is Path and _FILE.issubset(each.option_strings) for each in actions)
+    # a value that was not typed comes from the file, whose keys have the arguments' names
+    names_keys = has_file and not typed.isdisjoint(_FILE)
     flags = {action.dest: _spelled(action, argv) for action in actions if action.option_strings}
     # what follows are values, or keys of a file, which may be quoted too
     end = re.search(r" but | Did you mean ", message)
     rule, given = (message[: end.start()], message[end.start() :]) if end else (message, "")
 
     def flag(match: re.Match[str]) -> str:
-        names = (match[1].replace("-", "_"), *_FLAGS_OF_ARGUMENT.get(match[1], ()))
+        name = match[1].replace("-", "_")
+        if names_keys and name in flags and flags[name] not in typed:
+            return match[0]
+        names = (name, *_FLAGS_OF_ARGUMENT.get(match[1], ()))
         fitting = [flags[name] for name in names if name in flags]
         reported = [flag for flag in fitting if any(repr(v) in given for v in _values(flag, argv))]
         return next(iter([*reported, *fitting]), match[0])

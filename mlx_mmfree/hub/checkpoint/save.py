@@ -21,6 +21,7 @@ from ...files.tensors import (
     write_shards,
 )
 from ...files.writing import new_folder, target_of_stage, writing
+from ...layers.lora import adapted_layers
 from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import TokenModel, architecture_of
 from ...models.parts.architecture import WeightNames
@@ -188,7 +189,7 @@ def save_model(
     Raises:
         CheckpointError: The folder exists, the disk is full, or the model cannot be described.
         TypeError: The path is none, or an argument is misspelt.
-        UnsupportedModelError: The model is no model of a known architecture.
+        UnsupportedModelError: The model is no model of a known architecture, or has an adapter on it.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -203,6 +204,11 @@ def save_model(
             "[save_model] 'model' must be one of a known architecture, which 'config' describes, but "
             f"{type(model).__name__} has none. Write the weights of a network of your own with "
             "model.save_weights('weights.safetensors'), or register its architecture (load_plugin)."
+        )
+    if adapted_layers(model):
+        raise UnsupportedModelError(
+            "[save_model] 'model' must have no adapter on it but has one. Merge it first: fuse(model, "
+            "'ternary'). The folder that lora wrote holds the adapter: load(path, adapter_path=...)."
         )
     target = real_path(path)
     template = tokenizer.given_template if isinstance(tokenizer, Tokenizer) else None

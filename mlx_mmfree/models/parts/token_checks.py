@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from ...layers.arguments import check_array
+
 
 def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
     """Refuses ids that have no row in the embedding; runs on the host, without an array.
@@ -30,9 +32,11 @@ def ids_array(tokens: mx.array | Sequence[Sequence[int]], vocab_size: int) -> mx
     """Ids as an array; ids of lists are checked, which waits for no device.
 
     Raises:
+        TypeError: They are neither lists nor an array.
         ValueError: The lists are not of one length, or hold what is no id.
     """
     if not isinstance(tokens, (list, tuple)):
+        check_array("Decoder", tokens, "tokens")
         return cast(mx.array, tokens)
     rows = [list(row) if isinstance(row, (list, tuple)) else None for row in tokens]
     if not rows or None in rows or len({len(row or ()) for row in rows}) > 1:

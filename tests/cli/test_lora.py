@@ -117,11 +117,11 @@ def test_a_dry_run_looks_for_every_file(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("iters: forty", "--iters must be a whole number but got 'forty'"),
-        ("model: 3", "--model must be text but got 3"),
-        ("test: 'no'", "--test must be true or false but got 'no'"),
-        ("report_to: [wandb]", "--report-to must be text but got ['wandb']"),
-        ("lora_parameters: {rank: high}", "--rank must be a whole number but got 'high'"),
+        ("iters: forty", "'iters' must be a whole number but got 'forty'"),
+        ("model: 3", "'model' must be text but got 3"),
+        ("test: 'no'", "'test' must be true or false but got 'no'"),
+        ("report_to: [wandb]", "'report_to' must be text but got ['wandb']"),
+        ("lora_parameters: {rank: high}", "'rank' must be a whole number but got 'high'"),
     ],
 )
 def test_a_wrong_value_in_a_file_names_its_key(

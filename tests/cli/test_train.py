@@ -337,7 +337,7 @@ def test_missing_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ),
         ({"valid": ["vaild.txt"]}, "'valid' must name files that can be read but"),
         ({"valid": ["."]}, "it is a folder, not a regular file. Correct its name"),
-        ({"tokenizer": "tokeniser"}, "--tokenizer must be the folder of a tokenizer but got"),
+        ({"tokenizer": "tokeniser"}, "'tokenizer' must be the folder of a tokenizer but got"),
         ({"valid": ["valid.jsonl"]}, "must be a text file or a token file. Make one of it"),
         ({"valid": ["damaged.tokens"]}, "damaged.tokens' must be a token file"),
         (
@@ -381,10 +381,9 @@ def test_a_missing_model_is_reported_by_its_setting(
     flag = f"--{name.replace('_', '-')}"
     assert main(["--config", str(config), *([flag, "x"] if by_flag else [])]) == 2
     error = capsys.readouterr().err
-    assert (
-        f"{flag} must be an existing folder or a Hub repository 'owner/name'" in error
-        and "'x'" in error
-    )
+    shown = flag if by_flag else f"'{name}'"
+    assert f"{shown} must be an existing folder or a Hub repository 'owner/name'" in error
+    assert "'x'" in error
     assert error.count("\n") == 1
 
 

@@ -44,7 +44,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     """A message of the library in which the flags of a command replace the arguments' names.
 
     A function of the library that a message names is left out before a flag, which says it already.
-    Where the command was given a file with settings, those that were not typed keep their names.
+    Where the command was given a file with settings, values that were not typed keep their names.
 
     Args:
         message: A message of the format `[caller] 'argument' must be … but got ….`
@@ -57,12 +57,13 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     actions = _chosen(parser, argv)._actions
     typed = {word.partition("=")[0] for word in argv}
     has_file = any(each.type is Path and _FILE.issubset(each.option_strings) for each in actions)
-    # a value that was not typed comes from the file, whose keys have the arguments' names
-    names_keys = has_file and not typed.isdisjoint(_FILE)
     flags = {action.dest: _spelled(action, argv) for action in actions if action.option_strings}
     # what follows are values, or keys of a file, which may be quoted too
     end = re.search(r" but | Did you mean ", message)
     rule, given = (message[: end.start()], message[end.start() :]) if end else (message, "")
+
+    # a value that was not typed comes from the file, whose keys have the arguments' names
+    names_keys = has_file and not typed.isdisjoint(_FILE) and given.startswith(" but got ")
 
     def flag(match: re.Match[str]) -> str:
         name = match[1].replace("-", "_")

@@ -237,9 +237,14 @@ def adapter_options(file: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: The file or its configuration is missing, or not of this library or mlx-lm.
     """
     if not real_path(file).is_file():
+        is_folder = real_path(file).is_dir()
         raise CheckpointError(
-            f"[adapter] '{file}' must be a file with the tensors of an adapter but there is none. "
-            "Correct its name."
+            f"[adapter] '{file}' must be a file with the tensors of an adapter but "
+            + (
+                f"is a folder. Give its {ADAPTER_FILE}."
+                if is_folder
+                else "there is none. Correct its name."
+            )
         )
     path = real_path(file).parent / ADAPTER_CONFIG_FILE
     if not path.is_file():

@@ -81,7 +81,7 @@ def find_split(folder: Path, split: str, kinds: Sequence[str]) -> Path | None:
     found = [path for path, kind in paths if (path.is_file() if kind else path.is_dir())]
     if len(found) > 1:
         raise TrainingError(
-            f"[data] '{folder}' must hold one file for '{split}' but holds "
+            f"[data] '{folder}' must hold one file for {split} but holds "
             f"{' and '.join(repr(path.name) for path in found)}. Move one of them elsewhere."
         )
     return found[0] if found else None

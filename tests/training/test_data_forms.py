@@ -230,7 +230,7 @@ def test_two_files_for_a_split_are_refused(tmp_path: Path, tokenizer: Tokenizer)
         _read(str(tmp_path), tokenizer)
     (tmp_path / "train.csv").rename(tmp_path / "val.csv")
     _write(tmp_path / "dev.jsonl", LINES)
-    with pytest.raises(TrainingError, match=r"for 'valid' but holds 'val\.csv' and 'dev\.jsonl'"):
+    with pytest.raises(TrainingError, match=r"for valid but holds 'val\.csv' and 'dev\.jsonl'"):
         _read(str(tmp_path), tokenizer)
 
 

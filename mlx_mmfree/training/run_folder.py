@@ -108,9 +108,8 @@ def made_run_folder(run: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with writing(run):
             stack.enter_context(made_folder(run))
-            handle, name = tempfile.mkstemp(dir=run)
-            os.close(handle)
-            os.unlink(name)
+            # a kill leaves nothing of a file without a name
+            tempfile.TemporaryFile(dir=run).close()
         yield
 
 

@@ -101,9 +101,9 @@ def test_writers_that_fail_leave_no_folder_above(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file_of_an_adapter(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(folder)
     flags = ["lora", "--train", "--data", "chats.json", "--resume-adapter-file", "dense"]
     assert main(flags) == 2
     assert "is a folder. Give its adapters.safetensors." in capsys.readouterr().err

@@ -153,18 +153,6 @@ def test_idle_connections_make_space(server: ServerProcess) -> None:
             assert get(server) == b"HTTP/1.1 200"
 
 
-def test_the_connection_that_waits_longest_makes_space_without_an_answer(
-    server: ServerProcess,
-) -> None:
-    with ExitStack() as stack:
-        waiting = [stack.enter_context(server.connect()) for _ in range(MOST)]
-        for connection in waiting:
-            connection.sendall(CHUNKED)
-        assert get(server) == b"HTTP/1.1 200"
-        # at the end of its time it would be answered by 408
-        assert answers(waiting[0], b"") == b""
-
-
 def test_busy_connections_do_not(server: ServerProcess) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 30_000, "logit_bias": {"0": -100}}).encode()
     request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body

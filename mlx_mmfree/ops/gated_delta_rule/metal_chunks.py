@@ -177,10 +177,11 @@ _LEAD = """
         for (int c = 0; c < COLUMNS; c++) piece[i][c] = is_held ? given[at + c] : 0.0f;
     }
     for (size_t chunk = head * chunks; chunk < (head + 1) * chunks; chunk++) {
-        const auto kept = before + chunk * keys * dims;
+        // from here offsets are the same for all threads, which then need no registers for them
+        const auto kept = before + (chunk * keys * dims + place);
         for (int i = 0; i < PIECE; i++) {
             if (is_inside && (FULL || first + i < keys)) {
-                for (int c = 0; c < COLUMNS; c++) kept[place + i * dims + c] = piece[i][c];
+                for (int c = 0; c < COLUMNS; c++) kept[i * dims + c] = piece[i][c];
             }
         }
         // what each row reads of the state, from all its segments, a few rows at a time
@@ -219,7 +220,7 @@ _LEAD = """
         for (int i = 0; i < PIECE; i++) {
             const bool is_held = FULL || first + i < keys;
             const float gate = <gate>;
-            const int at = place + (is_held ? i * dims : 0);
+            const int at = is_held ? i * dims : 0;
             for (int c = 0; c < COLUMNS; c++) piece[i][c] = gate * piece[i][c]<added>;
         }
         const auto key = own + chunk * size * keys + first;
@@ -261,7 +262,7 @@ def _lead_kernel(gate: str, has_more: bool) -> Any:
         output_names=["before", "written", "last"],
         source=text.replace(
             "<added>", " + (is_held ? more[at + c] : 0.0f)" if has_more else ""
-        ).replace("<more>", "const auto more = added + chunk * keys * dims;" if has_more else ""),
+        ).replace("<more>", "const auto more = added + (chunk * keys * dims + place);" if has_more else ""),
     )
 
 

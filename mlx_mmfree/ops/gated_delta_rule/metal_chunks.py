@@ -262,7 +262,9 @@ def _lead_kernel(gate: str, has_more: bool) -> Any:
         output_names=["before", "written", "last"],
         source=text.replace(
             "<added>", " + (is_held ? more[at + c] : 0.0f)" if has_more else ""
-        ).replace("<more>", "const auto more = added + (chunk * keys * dims + place);" if has_more else ""),
+        ).replace(
+            "<more>", "const auto more = added + (chunk * keys * dims + place);" if has_more else ""
+        ),
     )
 
 

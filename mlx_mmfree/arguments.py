@@ -224,9 +224,9 @@ def check_path(caller: str, name: str, path: Any, what: str) -> None:
         TypeError: It is of another type.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            f"[{caller}] '{name}' must be the text or path of {what} but got {path!r:.80}."
-        )
+        # the text of a model has a line for each layer
+        got = type(path).__name__ if callable(path) else f"{path!r:.80}"
+        raise TypeError(f"[{caller}] '{name}' must be the text or path of {what} but got {got}.")
 
 
 def check_list(caller: str, name: str, values: Any, what: str) -> None:

@@ -241,6 +241,18 @@ def test_paths(path: Any, loaded: Loaded) -> None:
             load(demo.path(), adapter_path=path)
 
 
+def test_a_model_in_another_place_is_named_in_one_line(loaded: Loaded) -> None:
+    model: Any = loaded[0]
+    kind = type(model).__name__
+    for call, words in (
+        (lambda: save_model(model, "m"), rf"the folder to make but got {kind}\.$"),
+        (lambda: load(model), rf"a Hub repository but got {kind}\.$"),
+        (lambda: generate(*loaded, model), rf"a list of ids but got {kind}\. Several"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call()
+
+
 def test_a_dtype_is_mlx_s_own() -> None:
     with pytest.raises(ValueError, match=r"must be mx\.float32, .* but got 'float16'"):
         load(demo.path(), dtype="float16")  # type: ignore[arg-type]

@@ -55,7 +55,9 @@ def prompt_tokens(
     if isinstance(prompt, (Mapping, bytes)):
         is_one = False
     if not is_one:
-        got = f"an array of shape {prompt.shape}" if hasattr(prompt, "shape") else f"{prompt!r:.80}"
+        got = type(prompt).__name__ if callable(prompt) else f"{prompt!r:.80}"
+        if hasattr(prompt, "shape"):
+            got = f"an array of shape {prompt.shape}"
         raise TypeError(
             f"[generate] 'prompt' must be a text or a list of ids but got {got}. Several prompts are "
             "for batch_generate."

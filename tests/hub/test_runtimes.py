@@ -177,6 +177,14 @@ def test_answers_for_gguf(tmp_path: Path, family: str, kind: Any, answers: tuple
     assert tuple(str(each).partition(":")[0] for each in found) == answers
 
 
+@pytest.mark.parametrize(("family", "has_codes"), [("Llama3-1.58", True), ("dense-llama", False)])
+def test_llama_cpp_rounds_activations_of_codes_alone(
+    tmp_path: Path, family: str, has_codes: bool
+) -> None:
+    note = opening_for(converted(tmp_path, family, "gguf"), "llama.cpp").note
+    assert ("rounds activations" in note) == has_codes
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("is_trainable", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -157,7 +157,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     other_rotation = _gguf_rotation(_rotation(written))
     is_ternary = bool(written.ternary)
     name = architecture_of(config).gguf_name(config) or ""
-    blocks = "rounds activations for each block of inputs instead of each token"
+    has_codes = bool(written.ternary or written.ternary_values or written.quantized)
     if kind == rotated_format().gguf_type:
         llama_cpp = _no(
             LLAMA_CPP, f"it has no {kind}; PrismML's llama.cpp has, which was not tried"
@@ -175,7 +175,10 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     elif other_rotation is not None:
         llama_cpp = _no(LLAMA_CPP, other_rotation)
     else:
-        notes = [blocks]
+        notes = []
+        # matrices of floats are multiplied by floats
+        if has_codes:
+            notes.append("rounds activations for each block of inputs instead of each token")
         if kind in ("Q1_0", "Q2_0"):
             notes.append("needs a version of June 2026 or newer")
         llama_cpp = Opening(LLAMA_CPP, True, "; ".join(notes))

@@ -68,6 +68,8 @@ COINED = {
 FIELD = re.compile(
     r"(?<![a-z])held[ _-]out|\bsentence[ _]?pieces?|\bwrite[ _-]behind|\bwave ?forms?"
     r"|\btree[_ ]leaves"
+    # a node of Python's syntax
+    r"|\bjoined_str\b"
     # methods of SentencePiece
     r"|\b(?:id_to_piece|piece_to_id|get_piece_size|decode_pieces)\b"
     # what users write: flags of `mmfree serve`, and a setting of `mmfree ternarize`

@@ -173,7 +173,7 @@ def decoding_bound(token: Certificate, of: Chip) -> Bound:
 
 
 def _slots(product: MatrixProduct) -> float:
-    """Those of a product in a kernel that was counted."""
+    """The slots of a product in a kernel that was counted."""
     name = product.storage if product.storage.startswith("codes") else product.operation
     if product.is_chosen and name == "codes of 2 bits":
         name = "GatherAffineMatmul"

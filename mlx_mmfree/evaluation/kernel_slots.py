@@ -16,7 +16,7 @@ _LANES = 32
 
 
 class Around(NamedTuple):
-    """What a kernel takes for a gate and norms before its product, beside the product.
+    """Slots that a kernel takes for a gate and norms before its product.
 
     Attributes:
         what: What they are, as `Product.around` has them.
@@ -47,7 +47,7 @@ class KernelSlots(NamedTuple):
     rounds: dict[int, int]
 
     def of_a_simd_group(self, dims: int) -> float:
-        """Those of a SIMD group for a row of so many inputs, without what is around the product."""
+        """The slots of a SIMD group for a row of so many inputs, without gates and norms."""
         return self.outside + sum(
             ceil(dims / inputs) * slots for inputs, slots in self.rounds.items()
         )

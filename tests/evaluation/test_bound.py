@@ -168,7 +168,7 @@ def test_names_of_chips() -> None:
 
 @needs_graphs
 def test_products_of_a_token_are_those_of_their_kernels() -> None:
-    """What is around each product of a MatMul-free layer, and the kernels of experts."""
+    """Gates and norms around each product of a MatMul-free layer, and the kernels of experts."""
     token = token_of("mmfreelm-370m", 1)
     around = {each.path.rpartition(".")[2]: each.around for each in token.products}
     assert around["input_proj"] == around["gate_up_proj"] == "norm, own norm, codes"

@@ -8,7 +8,7 @@ import mlx.core as mx
 MAX_CORES = (40,)
 ULTRA_CORES = (80,)
 OTHER_CORES = (8, 20)
-"""Those of base chips, and of Pro chips."""
+"""Cores of base chips, and of Pro chips."""
 
 _BY_LETTER = {"s": MAX_CORES, "d": ULTRA_CORES}
 """By the last letter of what MLX calls a chip's architecture."""

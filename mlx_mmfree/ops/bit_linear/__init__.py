@@ -155,7 +155,7 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
 
 
 def around_product(gate: Activation | None, has_norm: bool, has_own_norm: bool) -> str:
-    """What is around products of codes, for `backend.cost.Product`."""
+    """The gate and norms around products of codes, for `backend.cost.Product`."""
     norms = ["norm"] * has_norm + ["own norm"] * has_own_norm
     return ", ".join([*([gate] if gate else []), *norms, "codes"])
 

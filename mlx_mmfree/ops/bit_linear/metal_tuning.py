@@ -15,7 +15,7 @@ from ..ternary_matmul.definition import MOST_CODES
 from .definition import Variant
 
 SIMD_GROUPS = (4, 8)
-"""Those of a threadgroup: as many for each of the 4 schedulers of a core."""
+"""SIMD groups of a threadgroup: as many for each of the 4 schedulers of a core."""
 
 MOST_OUTPUTS = {1: 10, 2: 8}
 """The most outputs of a SIMD group, by the rows of a group. With more sums, fewer threads run."""

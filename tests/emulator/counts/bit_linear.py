@@ -57,7 +57,7 @@ class BitLinear:
     def of_the_busiest_core(
         self, dims: int, outputs: Sequence[int], cores: int, groups: int = 1
     ) -> float:
-        """Those of a core that has as many threadgroups as any other, or one more."""
+        """Instructions of a core that has as many threadgroups as any other, or one more."""
         threadgroups = groups * blocks(outputs, self.outputs * self.simd_groups)
         return -(-threadgroups // cores) * self.of_a_threadgroup(dims)
 

@@ -20,7 +20,7 @@ SHAPES = ((1024, 1024), (2560, 2560), (4096, 4096), (5120, 17408), (17408, 5120)
 """Inputs and outputs for which `report` shows the counts."""
 
 _OUTPUTS_AROUND = 8
-"""Those of a SIMD group for which gates and norms are counted."""
+"""Outputs of a SIMD group for which gates and norms are counted."""
 
 
 def counted() -> Counts:

@@ -63,12 +63,12 @@ LAYER = (
 
 
 class Work(NamedTuple):
-    """What the busiest core does for a linear.
+    """The work of the busiest core for a linear.
 
     Attributes:
-        threadgroups: Those of the launch.
+        threadgroups: Threadgroups of the launch.
         shape: The SIMD groups of a threadgroup, and the outputs of each.
-        instructions: Those of the core.
+        instructions: Instructions of the core.
     """
 
     threadgroups: int

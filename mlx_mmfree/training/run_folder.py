@@ -103,8 +103,12 @@ def made_run_folder(run: Path) -> Iterator[None]:
     If the block fails before anything is in it, the folder goes again.
 
     Raises:
-        TrainingError: The folder cannot be written.
+        TrainingError: The folder is a file, or cannot be written.
     """
+    if run.exists() and not run.is_dir():
+        raise TrainingError(
+            f"[training] the output must be a folder but '{run}' is a file. Choose another name."
+        )
     with ExitStack() as stack:
         with writing(run):
             stack.enter_context(made_folder(run))

@@ -107,3 +107,14 @@ def test_a_folder_is_no_file_of_an_adapter(
     flags = ["lora", "--train", "--data", "chats.json", "--resume-adapter-file", "dense"]
     assert main(flags) == 2
     assert "is a folder. Give its adapters.safetensors." in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with (
+        pytest.raises(TrainingError, match=r"output must be a folder but '.*file' is a file"),
+        own_run_folder(file),
+    ):
+        pass
+    assert file.read_text() == "mine"

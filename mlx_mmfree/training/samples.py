@@ -405,11 +405,13 @@ class SampleEncoder:
         for format in ((keys.prompt, keys.completion), (keys.chat,), (keys.text,)):
             if all(line.get(name) is not None for name in format):
                 return format
+        is_pair = all(line.get(name) is not None for name in (keys.chosen, keys.rejected))
+        pairs = " For pairs of answers, give --train-mode dpo." if is_pair else ""
         raise RowError(
             f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
             f"'{keys.text}', or Alpaca's keys, but has {names_in(line)}. Name other keys by "
             "--prompt-feature and --completion-feature, --chat-feature or --text-feature."
-            f"{keys.meant(line)}"
+            f"{pairs or keys.meant(line)}"
         )
 
     def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:

@@ -32,7 +32,7 @@ def untimed() -> Iterator[None]:
 
 
 # to decode, to read a long prompt, of a chat with such prompts, and with prompts of every length
-TEXTS = {"hgrn_bit": (7, 11, 17, 29), "bitnet": (4, 5, 9, 21)}
+TEXTS = {"hgrn_bit": (7, 11, 17, 33), "bitnet": (4, 5, 9, 25)}
 
 
 @pytest.fixture(params=TEXTS)

@@ -452,3 +452,9 @@ def test_train_reads_a_split_of_a_dataset(tmp_path: Path) -> None:
         assert sizes == {24, 3} and tokenizer.vocab_size <= 300
         status, _, error = client.call("command", *flags, "--text-column", "text", "--output", "b")
         assert status == 2 and "--text-column must name" in error
+
+
+def test_pairs_of_answers_are_told_their_mode(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pair = {"prompt": "A?", "chosen": "B", "rejected": "C"}
+    with pytest.raises(TrainingError, match=r"For pairs of answers, give --train-mode dpo\."):
+        _read(_write(tmp_path / "pairs.jsonl", [pair]), tokenizer)

@@ -412,8 +412,8 @@ def test_settings_come_from_a_file_and_flags(
         ("to: mlgru\n", "--model must be given, as a flag or in the file"),
         ("model: a\noutput: b\nto: mlgru\ndata: c\nspeed: 1\n", "unknown keys speed"),
         ("model: a\noutput: b\nto: 3\ndata: c\n", "--to must hold texts or mappings but holds 3"),
-        ("model: a\noutput: b\nto: mlgru\ndata: c\nseed: x\n", "--seed must be a whole number"),
-        ("model: 5\noutput: b\nto: mlgru\ndata: c\n", "--model must be text"),
+        ("model: a\noutput: b\nto: mlgru\ndata: c\nseed: x\n", "'seed' must be a whole number"),
+        ("model: 5\noutput: b\nto: mlgru\ndata: c\n", "'model' must be text"),
     ):
         file.write_text(text)
         assert main(["distil", "-c", str(file)]) == 2

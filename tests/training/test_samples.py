@@ -427,9 +427,7 @@ def test_splits_that_exist(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert sorted(find_splits(tmp_path)) == ["test", "train"]
     (tmp_path / "train.csv").touch()
-    with pytest.raises(
-        TrainingError, match=r"one file for 'train' but holds 'train\.jsonl' and 'tr"
-    ):
+    with pytest.raises(TrainingError, match=r"one file for train but holds 'train\.jsonl' and 'tr"):
         find_splits(tmp_path)
     with pytest.raises(TrainingError, match="is neither"):
         find_splits(tmp_path / "absent")

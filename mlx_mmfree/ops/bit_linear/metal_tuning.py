@@ -5,6 +5,7 @@ cores: the choice is what the busiest core of a chip has least work with.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..backend import launch
@@ -27,9 +28,9 @@ class Tuning(NamedTuple):
     """The options that select the text of a launch, beside its format.
 
     Attributes:
-        rows: Those of a group, which share the packed words that are read.
-        outputs: Those of a SIMD group.
-        simd_groups: Those of a threadgroup.
+        rows: Rows of a group, which share the packed words that are read.
+        outputs: Outputs of a SIMD group.
+        simd_groups: SIMD groups of a threadgroup.
         are_halves: Whether codes are taken from packed words as halves.
         is_whole: Whether the inputs of a row fill its packed words.
     """
@@ -42,24 +43,40 @@ class Tuning(NamedTuple):
 
     @classmethod
     def of(cls, variant: Variant, rows: int, dims: int, outputs: Sequence[int]) -> "Tuning":
-        """That for a number of rows of `dims` inputs, and of the outputs of each matrix."""
+        """The options for a number of rows of `dims` inputs, and for the outputs of each matrix."""
         group_rows = launch.rows_of_a_group(rows)
-        most = min(MOST_OUTPUTS.get(group_rows, MOST_OUTPUTS_OF_MORE_ROWS), *outputs)
-
-        def work(choice: tuple[int, int]) -> float:
-            """Instructions of the busiest core, as a mean of the numbers of cores that there may be."""
-            own, simd_groups = choice
-            each = instructions(variant, group_rows, dims, own, simd_groups)
-            # several groups of rows are taken to fill a GPU, so that all of them have the same text
-            if rows > group_rows:
-                return each / (own * simd_groups)
-            threadgroups = blocks(outputs, own * simd_groups)
-            return each * sum(-(-threadgroups // count) * count for count in cores())
-
-        choices = ((own, count) for own in range(1, most + 1) for count in SIMD_GROUPS)
-        own, simd_groups = min(choices, key=work)
+        is_alone = rows <= group_rows
+        own, simd_groups = _shape(
+            variant, group_rows, is_alone, dims, tuple(outputs), tuple(cores())
+        )
         are_halves = variant.quantize and dims <= MOST_CODES and keeps_half_denormals()
         return cls(group_rows, own, simd_groups, are_halves, dims % CODES_PER_WORD == 0)
+
+
+# each launch asks for it, and finding it takes tens of microseconds
+@lru_cache(maxsize=4096)
+def _shape(
+    variant: Variant,
+    rows: int,
+    is_alone: bool,
+    dims: int,
+    outputs: tuple[int, ...],
+    core_counts: tuple[int, ...],
+) -> tuple[int, int]:
+    """The outputs of a SIMD group and the SIMD groups of a threadgroup with the least work."""
+
+    def work(choice: tuple[int, int]) -> float:
+        """Instructions of the busiest core, as a mean of the numbers of cores that there may be."""
+        own, simd_groups = choice
+        each = instructions(variant, rows, dims, own, simd_groups)
+        # several groups of rows are taken to fill a GPU, so that all of them have the same text
+        if not is_alone:
+            return each / (own * simd_groups)
+        threadgroups = blocks(outputs, own * simd_groups)
+        return each * sum(-(-threadgroups // count) * count for count in core_counts)
+
+    most = min(MOST_OUTPUTS.get(rows, MOST_OUTPUTS_OF_MORE_ROWS), *outputs)
+    return min(((own, count) for own in range(1, most + 1) for count in SIMD_GROUPS), key=work)
 
 
 def blocks(outputs: Sequence[int], outputs_of_block: int) -> int:

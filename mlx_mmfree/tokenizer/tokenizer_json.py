@@ -181,6 +181,7 @@ _NORMALIZER_SHRINKAGES = {
     "Replace": 1,
     "Strip": 1,
 }
+_DROPPING_NORMALIZERS = frozenset(("BertNormalizer", "Nmt", "Strip", "StripAccents"))
 _PLAIN_PRE_TOKENIZERS = frozenset(
     ("BertPreTokenizer", "Digits", "Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
 )
@@ -239,6 +240,11 @@ def is_known(document: Mapping[str, Any]) -> bool:
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED_TOKENS:
         return False
     contents = [token.get("content") if isinstance(token, dict) else None for token in tokens]
+    # the package panics where a normalizer leaves nothing of an added token
+    if any(step["type"] in _DROPPING_NORMALIZERS for step in normalizers) and any(
+        token.get("normalized") for token in tokens if isinstance(token, dict)
+    ):
+        return False
     return all(isinstance(c, str) and 0 < len(c) <= _MAX_ADDED_LENGTH for c in contents)
 
 

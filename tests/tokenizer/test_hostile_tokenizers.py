@@ -305,6 +305,14 @@ def test_character_maps_of_sentencepiece_are_known(rule: str) -> None:
     assert engine.encode("\ufb01", True, "nothing") == engine.encode("fi", True, "nothing")
 
 
+def test_a_normalizer_that_leaves_nothing_of_a_token_needs_a_process() -> None:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    for is_normalized in (False, True):
+        token = {"id": 5000, "content": " ", "normalized": is_normalized, **flags}
+        parts = {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}
+        assert is_known(document() | parts | {"added_tokens": [token]}) is not is_normalized
+
+
 @pytest.mark.parametrize("name", ["tokenizer_spm", "tokenizer_bpe"])
 def test_threads_that_load_leave_standard_error_alone(
     name: str, capfd: pytest.CaptureFixture[str]

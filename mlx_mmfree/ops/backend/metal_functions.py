@@ -40,7 +40,7 @@ PAIRS = """
     }
 
     // The codes at one index of both halves of a word, or their trits. Under one mask, codes are the
-    // last bits of halves, which are denormal numbers: code * 4^place / 2^24, where indices begin again
+    // last bits of halves, which are denormal numbers: code * 4^place / 2^24, where places begin again
     // with the sixth.
     template <bool HALVES>
     inline float2 pair_at(uint2 shifts, uint place) {
